@@ -93,17 +93,17 @@ def verdict(gain: NDArray[np.float64], curve: Mapping[str, Any] | None, directio
     if not curve:
         return "; worse, no curve"
     steps, scores = np.asarray(curve["steps"]), np.asarray(curve["scores"])
-    return "; BELOW" if flat(steps, sign * scores) else "; worse, not flat"
+    return "; BELOW" if flat(steps, scores, sign) else "; worse, not flat"
 
 
-def flat(steps: NDArray[np.float64], scores: NDArray[np.float64]) -> bool:
-    """Whether scores [S, P] no longer rise over the last third of the steps [P]: from the last
-    evaluation before that third to the last of all, the interquartile mean over seeds of the gain
-    is below two points (of 100% success; of the range of the curve for scores outside [0, 1])."""
+def flat(steps: NDArray[np.float64], scores: NDArray[np.float64], sign: int = 1) -> bool:
+    """Whether scores [S, P] no longer rise (`sign` -1: fall) over the last third of the steps [P]:
+    from the last evaluation before that third to the last of all, the interquartile mean over seeds
+    of the gain is below two points (of 100%; of the curve's range for scores outside [0, 1])."""
     before = np.flatnonzero(steps <= steps[-1] * 2 / 3)
     share = scores.min() >= 0 and scores.max() <= 1
     least = POINTS * (1.0 if share else float(np.ptp(scores)))
-    return len(before) > 0 and iqm(scores[:, -1] - scores[:, before[-1]]) < least
+    return len(before) > 0 and iqm(sign * (scores[:, -1] - scores[:, before[-1]])) < least
 
 
 def rivals(study: Study) -> list[str]:

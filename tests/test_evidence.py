@@ -140,6 +140,9 @@ def test_a_result_is_below_only_once_its_curve_is_flat() -> None:
     assert rules.verdict(worse, rising, "maximize") == "; worse, not flat"
     assert rules.verdict(worse, None, "maximize") == "; worse, no curve"
     assert rules.verdict(-worse, rising, "minimize") == "; BELOW"  # it gets worse
+    # Two points are of 100% for a share that is to be small, too, not of its curve's range.
+    slow = {"steps": [1, 2, 3], "scores": [[0.2, 0.11, 0.1]] * 5}
+    assert rules.verdict(-worse, slow, "minimize") == "; BELOW"
     mixed = np.array([-0.3, 0.2, -0.1, 0.3, 0.1])
     for differences in (-worse, mixed):
         assert rules.verdict(differences, settled, "maximize") == ""

@@ -124,13 +124,14 @@ class AskPool(Generic[Q, A]):
 
     @property
     def pending(self) -> int:
-        """Number of questions queued or in flight."""
+        """Number of questions whose answers were not taken."""
         return len(self.questions())
 
     def questions(self) -> list[Q]:
-        """All unanswered questions, the oldest first."""
+        """All questions whose answers were not taken, the oldest first; answered ones last."""
         with self.changed:
-            return [*self.waiting, *self._in_flight()]
+            done = [asked.question for found in self.done.values() for asked in found]
+            return [*self.waiting, *self._in_flight(), *done]
 
     def _at_rest(self) -> bool:
         """Whether nothing is in flight, and nothing will be."""

@@ -349,7 +349,8 @@ def command(line: str, out: Path) -> None:
     print(shlex.join(words) if resumed else line, flush=True)
     from embodied.core.checkpoint import git_revision  # imports torch: not where FILE is wrong
 
-    start, commit = time.perf_counter(), git_revision() or "unknown"
+    earlier = sum(value for _, value in values_of(out, "seconds")[-1:]) if resumed else 0.0
+    start, commit = time.perf_counter() - earlier, git_revision() or "unknown"
     with Path(f"{out}.log").open("a" if resumed else "w") as log:
         code = subprocess.run(
             program(words), stdout=log, stderr=subprocess.STDOUT, check=False

@@ -91,7 +91,7 @@ class Craft(BatchedEnv):
             self.facts[rows, ROCK] = place == 2
             self.amounts[rows, WOOD] = wood.float()
             self.amounts[rows, STONE] = stone.float()
-        self.had[rows] = False
+        self.had[rows] = self.amounts[rows] > 0
         self.age[rows] = 0
 
     def observe(self, rows: Tensor) -> Tensors:

@@ -43,8 +43,7 @@ class Tasks(Wrapper):
         names = env.spec.task.names
         self.count = len(config.tasks)
         number = Leaf((1,), "int64", 0, max(self.count - 1, 1), SYMBOL)
-        fixed = replace(env.spec, task=None)
-        super().__init__(env, fixed.with_obs(**{TASK_NUMBER: number}))
+        super().__init__(env, replace(env.spec, task=None).with_obs(**{TASK_NUMBER: number}))
         values = torch.full((self.count, len(names)), torch.nan)
         for place, task in enumerate(config.tasks):
             for name, value in task.items():
@@ -54,7 +53,8 @@ class Tasks(Wrapper):
         self.tasks = values.to(self.device)
         self.streams = RowRng(self.depth << 40, self.num_envs, self.device)
         self.memory["generator"] = self.streams.state
-        self.memory["begun"] = torch.arange(self.num_envs, device=self.device)
+        self.fresh = torch.arange(-self.num_envs, 0, device=self.device)
+        self.memory["begun"] = self.fresh
         self.memory["number"] = self.memory["begun"] % self.count  # of the running episodes
 
     def reset(
@@ -66,8 +66,7 @@ class Tasks(Wrapper):
         if seed is not None:
             self.streams.state = self.memory["generator"]
             self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
-        every = torch.arange(self.num_envs, device=self.device)
-        self.memory["begun"] = torch.where(rows, every, self.memory["begun"])
+            self.memory["begun"] = torch.where(rows, self.fresh, self.memory["begun"])
         return self.transform_obs(self.env.reset(seed, self._drawn(rows), mask))
 
     def step(self, action: Tensor) -> Step:
@@ -75,13 +74,13 @@ class Tasks(Wrapper):
         following = self.transform_obs({key: leaf.clone() for key, leaf in step.next_obs.items()})
         if not step.ended.any():
             return replace(step, obs=following, next_obs=following)
-        self.memory["begun"] = self.memory["begun"] + self.num_envs * step.ended
         obs = self.transform_obs(self.env.reset(None, self._drawn(step.ended), step.ended))
         return replace(step, obs=obs, next_obs=following)
 
     def _drawn(self, rows: Tensor) -> Tensor:
         """Task vectors [B, D], those of `rows` [B] (bool), which begin, from their generators."""
         self.streams.state = self.memory["generator"]
+        self.memory["begun"] = self.memory["begun"] + self.num_envs * rows
         number = self.memory["begun"] % self.count
         self.memory["number"] = torch.where(rows, number, self.memory["number"])
         index = rows.nonzero().flatten()

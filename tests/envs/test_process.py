@@ -101,6 +101,28 @@ def test_it_describes_an_environment_as_the_adapter_of_this_process() -> None:
         assert there == here and there.native == here.native, (obs, act)
 
 
+class Told(Still):
+    """Success is in the last info of an episode alone."""
+
+    def step(self, action):
+        last = bool(action)
+        return self.reset()[0], 0.0, last, False, {"is_success": True} if last else {}
+
+
+def test_a_success_is_of_its_own_step() -> None:
+    name = register(lambda: Told(spaces.Box(0, 1, (2,)), spaces.Discrete(2)))
+    rows = Rows({"id": name, "module": "", "kwargs": {}, "horizon": None}, 1)
+    names = ("action/0", "next_obs/state", "reward", "terminated", "truncated", "success")
+    arrays = {name: np.zeros((1, 2) if "state" in name else 1) for name in names}
+    arrays |= {"obs/state": np.zeros((1, 2)), "success_known": np.zeros(1, bool)}
+    told = []
+    for action in (0, 1, 0, 1):
+        arrays["action/0"][0] = action
+        rows.step(arrays, [0])
+        told.append(bool(arrays["success"][0]))
+    assert told == [False, True, False, True]
+
+
 @pytest.mark.parametrize("kind", ["MultiDiscrete", "Tuple", "Dict"])
 def test_structured_actions_and_their_mask(kind: str, tmp_path: Path) -> None:
     """The mask is in the info, nested as the action; `Lock` refuses what is masked."""

@@ -11,6 +11,8 @@ import torch
 from embodied.core.build import ConfigError
 from embodied.envs.maze.levels import distances
 from embodied.envs.toy import stump_track as track
+from embodied.envs.toy.craft import Config as CraftConfig
+from embodied.envs.toy.craft import Craft
 from embodied.envs.toy.rooms import DARK, EMPTY, NOISE, SWITCH, WALL, Rooms
 from embodied.envs.toy.rooms import Config as RoomsConfig
 from embodied.envs.toy.two_gap import Config as GapConfig
@@ -70,6 +72,21 @@ def test_noise_is_on_floors_of_noisy_rooms_until_it_is_switched_off() -> None:
     assert (seen[:, 3, 2] == SWITCH).all(), "the cell ahead"
     step = env.step(GO)
     assert not env.loud.any() and step.obs["view"].max() <= WALL
+
+
+def test_the_first_view_is_that_of_the_seed() -> None:
+    """Not of the noise that an earlier episode ended with."""
+    env = made(num_envs=20, noisy=8, dark=0)
+    first = env.reset(3)["view"]
+    env.step(LEFT.expand(20))
+    assert torch.equal(env.reset(3)["view"], first) and (first >= NOISE).any()
+
+
+def test_what_is_carried_at_the_start_pays_nothing() -> None:
+    """The first step walks to the tree, or is not allowed: neither makes a thing."""
+    env = Craft(CraftConfig(num_envs=50))
+    carried = env.reset(0)["amounts"].sum()
+    assert carried > 0 and env.step(torch.zeros(50, dtype=torch.int64)).reward.sum() == 0
 
 
 def test_dark_rooms_show_nothing() -> None:

@@ -293,6 +293,9 @@ def test_each_env_has_its_task_again_and_again() -> None:
     pulled = torch.zeros(1, dtype=torch.int64)
     numbers = [begun, *(int(alone.step(pulled).obs[TASK_NUMBER]) for _ in range(3))]
     assert numbers == [0, 1, 0, 1], "one env has them in turn"
+    late = torch.ones(1, dtype=torch.bool)  # as TimeLimit begins an episode
+    numbers = [int(alone.reset(mask=late)[TASK_NUMBER]) for _ in range(3)]
+    assert numbers == [0, 1, 0], "whoever ends an episode"
 
 
 def test_resume_is_exact(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_submitting_does_not_wait_for_the_model() -> None:
     assert sorted(pool.questions()) == [*"abc"]
     model.gate.set()
     assert pool.drain(600)
+    assert sorted(pool.questions()) == [*"abc"], "a checkpoint has what no one took the answer of"
     assert sorted(asked.question for asked in pool.poll()) == [*"abc"] and pool.asked == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from embodied.core.spec import SYMBOL, Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.nn.implicit_gradient import conjugate_gradient, implicit_gradient, neumann
 from embodied.rewards.bilevel.ascent import objective, returns
+from embodied.rewards.preferences.preference import IMAGE_INDEX
 from tests.builders import exit_of, node_of
 from tests.rewards.rows import make
 
@@ -285,6 +287,20 @@ def test_parl_against_the_exact_gradient() -> None:
     assert exact[0].abs().item() > 1e-4
     for found, expected in zip(term, exact, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_parl_has_the_actions_of_a_long_segment() -> None:
+    """Action t led to the observations of step t, of which those of four steps are compared."""
+    reward = make(PARL | {"recent": 2, "segment": 4}, ARMS)
+    index, numbers = IMAGE_INDEX, torch.full((2,), -1)
+    step: Any = SimpleNamespace(reward=torch.zeros(2), ended=torch.zeros(2, dtype=torch.bool))
+    for t in range(6):
+        before, numbers = numbers, reward.store.add({"state": torch.zeros(2, 1)})
+        done = {"obs/state": torch.zeros(2, 1), "action": torch.full((2, 1), t)}
+        marks = {f"obs/{index}": before, f"next_obs/{index}": numbers, "reward": step.reward}
+        reward.observe_step(done | marks, torch.arange(2), step)
+    found = reward.take(reward.store.segments(reward.store.reached(2), 4).flatten())
+    assert found["action"].flatten().tolist() == [2, 3, 4, 5] * 2
 
 
 def test_without_the_term_parl_is_preference_learning() -> None:

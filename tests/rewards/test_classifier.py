@@ -371,9 +371,10 @@ def test_chunks_cannot_be_taken_over_from() -> None:
 
 def test_a_demonstration_is_nobodys_complaint() -> None:
     node = node_of("policies.scripted.intervener.ProgressIntervener", hand=HAND, distance="d")
-    rows = {"reward": torch.tensor([1.0, 0.0, -1.0])}
-    assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, -1.0]
-    assert Interventions(Config(node, pay="env"), 2, 0)(rows).tolist() == [1.0, 0.0, -1.0]
+    rows = {"reward": torch.tensor([1.0, -0.5, -1.0, 1.0, -1.0])}  # a task may pay -1 a step
+    rows["intervened"] = torch.tensor([True, True, True, False, False])
+    assert Interventions(Config(node), 2, 0)(rows).tolist() == [0.0, 0.0, 0.0, 0.0, -1.0]
+    assert torch.equal(Interventions(Config(node, pay="env"), 2, 0)(rows), rows["reward"])
 
 
 STAY = torch.zeros(2, 1)
@@ -408,6 +409,15 @@ def test_only_consecutive_detections_end_an_episode() -> None:
         assert step.obs["state"].flatten().tolist() == [0, 106]
         assert not step.log["success"].any()  # the environment knows success, and that is kept
     assert env.step(STAY).next_obs["state"].flatten().tolist() == [1, 107]
+
+
+def test_a_detected_end_is_told_before_the_reset() -> None:
+    """Whoever shows or describes final states sees them in the last moment they are there."""
+    env, seen = detector(1, 2.0), []
+    env.add_pre_reset_hook(lambda rows: seen.append(rows.tolist()))
+    for _ in range(2):
+        env.step(STAY)
+    assert seen == [[True, False]]
 
 
 def test_it_is_the_success_where_none_is_known(

@@ -134,6 +134,19 @@ def test_an_interrupted_run_is_resumed_exactly(file: Path, tmp_path: Path) -> No
     assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    out = tmp_path / "wide-0"
+    (out / "checkpoints" / "10").mkdir(parents=True)
+    (out / "checkpoints" / "10" / "loop.pt").touch()
+    (out / "metrics.jsonl").write_text('{"step": 10, "seconds": 500.0}\n')
+    ended = SimpleNamespace(returncode=0, stdout="")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **settings: ended)
+    command("embodied train env=two_gap", out)
+    assert 500 <= seconds_of(out) < 600
+
+
 def test_ctrl_c_and_the_same_command_again(tmp_path: Path) -> None:
     text = STUDY.replace("  wide:", "  wide: steps=3000 save_every=500")
     (tmp_path / "long.yaml").write_text(text.replace("seeds: [0, 1]", "seeds: [0]"))

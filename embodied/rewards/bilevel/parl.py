@@ -73,8 +73,8 @@ class Parl(Preference):
         self.gamma = gamma
         self.num_envs = num_envs
         self.kept = (*(f"obs/{name}" for name in spec.obs if not hidden(name)), "action")
-        # Each of the newest observations may follow a first one of an episode.
-        self.room = 2 * config.recent + num_envs
+        # Each of the newest, and of those before them in a segment, may follow an episode's first.
+        self.room = 2 * config.recent + (2 * config.segment - 1) * num_envs
         self.acted: Tensors = {}  # of the steps that led to the newest observations
         self.compared: Tensors = {}  # steps of all labelled pairs, [n, 2 segment, ...]
         self.recent: deque[Tensors] = deque(maxlen=config.window)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from embodied.core.build import Node, build
-from embodied.core.env import Step, VecEnv
+from embodied.core.env import NotSavable, Step, VecEnv
 from embodied.core.reward import Reward
 from embodied.core.tensors import Tensors
 from embodied.core.wrapper import Wrapper
@@ -55,7 +55,8 @@ class Interventions(Reward):
     def __call__(self, transitions: Tensors) -> Tensor:
         if self.config.pay != "interventions":
             return transitions["reward"]
-        return transitions["reward"].clamp(-1.0, 0.0)  # task rewards of demonstrations do not count
+        pays = transitions["reward"] * ~transitions["intervened"]  # not what a demonstration's task
+        return pays.clamp(-1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,6 @@ class InterventionWrapper(Wrapper):
 
     def get_state(self) -> dict[str, Any]:
         """Raises NotSavable: running episodes restart on resume."""
-        from embodied.core.env import NotSavable
-
         raise NotSavable("an operator's state cannot be saved")
 
     def close(self) -> None:

@@ -61,13 +61,14 @@ class SuccessDetector(Wrapper):
         now = self.detect(step.next_obs).to(self.device)
         passed = torch.where(now, self.memory["passed"] + 1, 0)
         won = passed >= self.steps
-        obs, early = step.obs, won & ~step.ended
+        early = won & ~step.ended
         if early.any():
-            obs = self.env.reset(mask=early)
+            following = tt.each(step.next_obs, Tensor.clone)
+            self._notify_before_reset(early)
+            step = replace(step, obs=self.env.reset(mask=early), next_obs=following)
         self.memory = {"passed": passed.masked_fill(won | step.ended, 0)}
         return replace(
             step,
-            obs=obs,
             terminated=step.terminated | won,
             truncated=step.truncated & ~won,
             log={"success": won, **step.log, "detected": won},

@@ -66,10 +66,9 @@ class Rows:
             arrays["reward"][row] = reward
             arrays["terminated"][row] = over
             arrays["truncated"][row] = late and not over
-            for key in SUCCESS:
-                if key in info:
-                    arrays["success"][row] = is_true(info[key])
-                    arrays["success_known"][0] = True
+            told = [is_true(info[key]) for key in SUCCESS if key in info]
+            arrays["success"][row] = bool(told) and told[-1]
+            arrays["success_known"][0] |= bool(told)
 
     def _write(self, arrays: dict[str, Any], kind: str, row: int, obs: Any, info: Any) -> None:
         if self.mask:
