@@ -34,7 +34,8 @@ ARCHIVE = ROOT / "docs" / "evidence_withdrawn.md"
 HEAD = """# Evidence
 
 Each method is compared with its own baseline: same steps, same initial states. A cell is the
-interquartile mean over seeds, then the score of each seed; the worst seed has a column of its own.
+interquartile mean over seeds, then the score of each seed; the worst seed has a column of its own
+(not for a study's further metrics, of which less may be better).
 The difference is paired by seed, with its 95% bootstrap interval; P is the probability that a run
 of the method scores higher than one of the baseline. Minutes are those of one seed, on one thread
 of a shared two-core machine. `bc` is behavior cloning of the same data. SIMULATED: rules or known
@@ -153,18 +154,19 @@ def rows(facts: dict[str, Any]) -> list[str]:
         for metric, scores in further
         for each in results
     ]
-    return [row(each) for each in results] + [row(each, with_verdict=False) for each in by_metric]
+    return [row(each) for each in results] + [row(each, own_metric=False) for each in by_metric]
 
 
-def row(facts: dict[str, Any], with_verdict: bool = True) -> str:
+def row(facts: dict[str, Any], own_metric: bool = True) -> str:
     """One table row: interquartile means over seeds and 95% bootstrap intervals, or, where the
-    rules allow none, the seeds alone; always the worst seed. `with_verdict` on a result that is
-    worse than the baseline (`direction` and `curves` are of the study's own metric)."""
+    rules allow none, the seeds alone. Of the study's own metric (`own_metric`) also the worst seed,
+    and a verdict on a result that is worse than the baseline: nobody says of a further metric
+    whether less of it is better, and `curves` are not of it."""
     base = np.asarray(facts["scores"][facts["baseline"]])
     result = np.asarray(facts["scores"][facts["result"]])
     alone = bool(facts["seeds_alone"])
     compared = f"seeds alone ({facts['seeds_alone']})" if alone else difference(result, base)
-    if with_verdict and not alone:
+    if own_metric and not alone:
         curve = facts.get("curves", {}).get(facts["result"])
         compared += rules.verdict(result - base, curve, facts["direction"])
     worst = result.min() if facts["direction"] == "maximize" else result.max()
@@ -174,7 +176,7 @@ def row(facts: dict[str, Any], with_verdict: bool = True) -> str:
         str(len(facts["seeds"])),
         f"{facts['baseline']}: {summarize(base, alone)}",
         f"{facts['result']}: {summarize(result, alone)}",
-        number(worst),
+        number(worst) if own_metric else "-",
         compared,
         f"{facts['minutes'][facts['result']]:.1f}",
         f"{facts['date']} {commit(facts)}",
