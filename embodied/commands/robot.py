@@ -84,11 +84,11 @@ def keys(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    from embodied.commands.deploy import composed
+    policy, connect = args.own["policy"], is_true(args.own, "connect")
+    from embodied.commands.deploy import composed  # imports torch
     from embodied.deploy.operate import show_checks
     from embodied.deploy.site import site
 
-    policy, connect = args.own["policy"], is_true(args.own, "connect")
     node = composed(policy, args.words, args.config_dir)
     with tempfile.TemporaryDirectory() as scratch, site(node, policy, Path(scratch)) as here:
         fine = show_checks(here, connect)

@@ -158,7 +158,7 @@ def test_a_learner_that_posts_actions_and_asks_nothing_goes_on(
 ) -> None:
     with closing(RobotSession(replace(deployed, policy=""), folder)) as learner:
         rest = np.zeros(4)
-        learner.start(rest)
+        learner.start()
         began = time.monotonic()
         while time.monotonic() < began + 2.5:
             learner.update()
