@@ -84,7 +84,8 @@ def keys(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    policy, connect = args.own["policy"], is_true(args.own, "connect")
+    policy = args.own["policy"]
+    connect = is_true(args.own, "connect")
     from embodied.commands.deploy import composed  # imports torch
     from embodied.deploy.operate import show_checks
     from embodied.deploy.site import site

@@ -47,6 +47,7 @@ class Conditions:
 
 
 def slack(values: Numbers) -> Numbers:
+    """The errors [...] that numbers which should be `values` [...] may have."""
     return EXACT * np.maximum(1.0, np.abs(values))
 
 

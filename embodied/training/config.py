@@ -246,7 +246,8 @@ class RunConfig:
 
     def plan(self, chunk: int) -> RunPlan:
         """What the learner may know of the run, whose policy decides `chunk` steps at once."""
-        data, updates = self.data, self.total_steps
+        data = self.data
+        updates = self.total_steps
         decisions = self.steps // (self.execute or chunk) // distributed.world()
         if isinstance(data, OffPolicy):
             learning = max(1 - data.warmup_steps / self.steps, 0.0)

@@ -160,7 +160,8 @@ class Rooms(BatchedEnv):
         self.facing[envs] = np.minimum((lots[:, -1] * 4).astype(int), 3)
         centre = config.size // 2
         self.place[envs] = self._corner(*divmod(middle, side)) + centre * self.width + centre
-        self.age[envs], self.flicker[envs] = 0, 0
+        self.age[envs] = 0
+        self.flicker[envs] = 0
         self.visited[envs] = False
         self.visited[envs, middle] = True
 

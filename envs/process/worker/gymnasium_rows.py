@@ -66,9 +66,9 @@ class Rows:
             arrays["reward"][row] = reward
             arrays["terminated"][row] = over
             arrays["truncated"][row] = late and not over
-            told = [is_true(info[key]) for key in SUCCESS if key in info]
-            arrays["success"][row] = bool(told) and told[-1]
-            arrays["success_known"][0] |= bool(told)
+            successes = [is_true(info[key]) for key in SUCCESS if key in info]
+            arrays["success"][row] = bool(successes) and successes[-1]
+            arrays["success_known"][0] |= bool(successes)
 
     def _write(self, arrays: dict[str, Any], kind: str, row: int, obs: Any, info: Any) -> None:
         if self.mask:
