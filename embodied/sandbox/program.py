@@ -96,6 +96,7 @@ def read(source: str, known: Iterable[str]) -> Program:
     _require_plain_text(source)
     tree, known = _parsed(source), list(known)
     _require_imports(tree)
+    _require_no_addresses(tree)
     found = defined(tree)
     entry = next((name for name in ENTRIES if name in found), None)
     if entry is None:
@@ -303,6 +304,21 @@ def _require_imports(tree: ast.Module) -> None:
             raise Rejected(
                 "language", f"line {line}: {name:.40} cannot be imported; there are {allowed}"
             )
+
+
+def _require_no_addresses(tree: ast.Module) -> None:
+    """Rejected where it calls `id` or `hash`: they are not the same in another process, and the
+    gate, which asks one process twice, sees that only by chance."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="id" | "hash" as name)):
+                raise Rejected(
+                    "language",
+                    f"line {node.lineno}: {name}() differs from process to process; compute the "
+                    "reward from the variables alone",
+                )
+            case _:
+                pass
 
 
 def foreign(node: ast.AST) -> list[str]:

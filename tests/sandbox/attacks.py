@@ -385,7 +385,8 @@ OTHER = {
     "texts": (gives("np.array(['a'] * len(x))"), "<U1"),
     "dates": (gives("np.zeros(len(x), 'datetime64[s]')"), "datetime64"),
     "a generator": (gives("(float(v) for v in x[:, 0])"), "generator, not a tensor"),
-    "id": (gives("x[:, 0] * 0 + id(x) % 97"), "differently|depends"),
+    "id": (gives("x[:, 0] * 0 + id(x) % 97"), r"id\(\) differs from process to process"),
+    "hash": (gives("x[:, 0] * 0 + hash('x') % 97"), r"hash\(\) differs from process to process"),
     "the time": (
         body("import time", "return x[:, 0] + time.time() % 1"),
         "time cannot be imported",
