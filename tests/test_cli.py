@@ -283,6 +283,8 @@ def test_the_order_of_precedence() -> None:
     assert small["steps"] < 1000 and small["data"]["warmup_steps"] == 7
     assert small["eval"]["episodes"] < 10 and small["learner"]["batch_size"] < 100
     assert type(small) is dict and type(small["learner"]) is dict
+    node = compose("train", ["experiment=fr3_insert_diwa", "eval.env.horizon=7"]).node
+    assert node["eval"]["env"]["horizon"] == 7
 
 
 def test_a_group_of_an_experiment_can_be_left_out() -> None:
