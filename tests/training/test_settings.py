@@ -223,6 +223,15 @@ def test_observations_are_normalised_where_something_is_known(
     assert (bool(norm.any()) or components.loop.fit_after_warmup) == fitted
 
 
+def test_offline_a_policy_that_goes_on_keeps_its_normalisers(tmp_path: Path, demos: str) -> None:
+    """Its network was trained behind them; new critics get those of the demonstrations."""
+    before = run(node(tmp_path / "one", "offline", random_demos(tmp_path / "other", 2, 1)))
+    parts = made(tmp_path / "two", "offline", demos, init=str(before))
+    for part, kept in ((parts.learner.policy, True), (parts.learner.critic, False)):
+        norm = part.encoder.norm.mean
+        assert torch.equal(norm, checkpoint.load_policy(before).encoder.norm.mean) == kept
+
+
 def test_demonstrations_have_the_rewards_of_the_run(tmp_path: Path, demos: str) -> None:
     """As in off-policy training; a learner that compares them with its own had two units."""
     learner = node_of("learners.on_policy.hnpg.Hnpg", horizon=8, batch_size=8)
