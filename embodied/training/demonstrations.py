@@ -69,7 +69,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     mapping = None if config.mapping is None else Mapping.load(config.mapping)
     parts: list[Episodes] = []
     paths = [config.demos] if isinstance(config.demos, str) else config.demos
-    for number, path in enumerate(paths):
+    for path in paths:
         memory_mb = config.demo_memory_mb / len(paths)
         folder = local_folder(path)
         part = read_episodes(folder, config.demo_episodes, memory_mb)
@@ -81,9 +81,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
                     say(f"{path}: {trusted} have no names: their order is trusted to be the same")
                 part = in_order_of(part, parts[0].spec, path)
                 require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
-        elif mapping is not None and not is_same(env.spec, part.spec):
-            part = remapped(part, env.spec, mapping, path)
-        else:
+        elif mapping is None or is_same(env.spec, part.spec):
             if (imagined := find_protocol(env, HasModel)) is not None:
                 part = imagined.encoded(part, path)
             try:
@@ -94,8 +92,15 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
                     f"{error}; mapping=FILE names what belongs together, or leave env= out to "
                     "imitate the dataset alone"
                 ) from error
+        parts.append(part)
+    if env is not None and mapping is not None:
+        here = env.spec
+        foreign = {n: part for n, part in enumerate(parts) if not is_same(here, part.spec)}
+        theirs = remapped({paths[n]: part for n, part in foreign.items()}, here, mapping)
+        parts = [theirs.get(path, part) for path, part in zip(paths, parts, strict=True)]
+    for number, part in enumerate(parts):
         own = torch.full((int(part.length.sum()),), number)
-        parts.append(with_steps(part, {SOURCE: own}))
+        parts[number] = with_steps(part, {SOURCE: own})
     episodes = joined(parts)
     _require_allowed(episodes)
     if config.demo_policy_steps:

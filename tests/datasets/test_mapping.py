@@ -1,6 +1,7 @@
 """The mapping file between a dataset or policy and an environment or robot, and its linear maps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from embodied.datasets.mapping import (
     inverse_order,
     measured,
     permuted,
+    remapped,
     require_names,
 )
+from tests.datasets.test_transitions import TWO, episodes, with_steps
 
 TEXT = """
 obs:
@@ -83,6 +86,19 @@ def act(*names: str) -> Leaf:
 
 def state_of(**how: Any) -> Mapping:
     return Mapping.parse({"obs": {"state": {"name": "state", **how}}})
+
+
+def test_datasets_share_the_range_that_is_measured_and_choices_have_none() -> None:
+    """An action is the same here whichever dataset it comes from."""
+    here = Spec({"place": Leaf((1,))}, Leaf((2,), low=-1.0, high=1.0), 0.05)
+    mapping = Mapping.parse({"obs": {"place": "state"}, "action": "minmax"})
+    made = remapped({"a": episodes([[0.0] * 3], [True]), "b": TWO}, here, mapping)
+    of_a, of_b = (made[name].steps["action"][:, 0] for name in "ab")
+    assert torch.equal(of_a, of_b[:3]) and of_b[[0, -1]].tolist() == [-1, 1]
+    chosen, choice = torch.arange(6), Leaf((), "int64", 0, 5)
+    there = replace(with_steps(TWO, {"action": chosen}), spec=TWO.spec.with_act(choice))
+    found = remapped({"a": there}, here.with_act(choice), replace(mapping, action="quantiles"))
+    assert torch.equal(found["a"].steps["action"], chosen)
 
 
 def test_elements_are_matched_by_name_and_never_by_place() -> None:
