@@ -159,6 +159,16 @@ def test_only_pictures_of_a_batch_are_shifted() -> None:
     assert changed == {"obs/eye", "next_obs/eye"} and len(source) == 50
 
 
+def test_a_policys_past_pictures_move_as_the_present_one() -> None:
+    """Another shift would look like motion, none like a picture of another camera."""
+    spec = Spec({"eye": Leaf((9, 9, 3), "uint8")}, Leaf((1,)), 0.1)
+    now = torch.randint(256, (50, 9, 9, 3)).to(torch.uint8)
+    data = Dataset({"next_obs/eye": now, "next_obs/history/eye": torch.stack([now, now], 1)})
+    seen = RandomShift(data, spec, 2).sample(20)
+    present, past = seen["next_obs/eye"], seen["next_obs/history/eye"]
+    assert torch.equal(past, torch.stack([present, present], 1))
+
+
 def numbers(values: Sequence[float]) -> Tensors:
     return {"reward": torch.tensor(values, dtype=torch.float32)}
 
