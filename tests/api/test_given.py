@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import embodied as em
+from embodied.api.arrays import write_episodes
 from embodied.compose import option, options, search_folders
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.reward import Reward
@@ -204,8 +205,19 @@ def test_arrays_and_datasets_are_demonstrations(kind: str, tmp_path: Path) -> No
 CLONING = {"learner": "imitate", "policy": "deterministic", **SMALL}
 
 
+def test_done_terminates_where_no_time_limit_does(tmp_path: Path) -> None:
+    """As in LeRobot's datasets: what follows an end has no value."""
+    obs, action = steps(60)
+    ends = {"done": np.arange(60) % 20 == 19, "truncated": np.arange(60) == 39}
+    made = write_episodes({"obs": obs, "action": action, **ends}, None, tmp_path, False)
+    assert read_episodes(made).steps["terminated"].nonzero().flatten().tolist() == [19, 59]
+
+
 def test_demonstrations_that_lack_something_are_refused(tmp_path: Path) -> None:
     obs, action = steps(60)
+    for eye in (np.zeros((60, 3, 32, 32), np.uint8), np.zeros((60, 32, 32, 3), np.float32)):
+        with pytest.raises(ConfigError, match=r"obs/eye .* uint8 \[N, height, width, channels\]"):
+            write_episodes({"obs": {"eye": eye}, "action": action}, None, tmp_path, False)
     whole = {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19}
     alone = em.train(demos=whole, learner="imitate", out=str(tmp_path / "alone"), **SMALL)
     assert alone.predict(obs[0]).shape == (1,), "they need no environment"
