@@ -171,7 +171,7 @@ def preferences(args: argparse.Namespace) -> None:
     torch.set_num_threads(node["threads"])
     episodes = read_joined([Path(folder) for folder in folders])
     print(f"{', '.join(folders)}: {len(episodes)} episodes; labelling pairs", flush=True)
-    _print_report(out, label_by_preferences(node, episodes))
+    _print_report(out, label_by_preferences(node, episodes, Path(folders[0])))
 
 
 def _print_report(out: Path, report: dict[str, float]) -> None:

@@ -314,6 +314,13 @@ class EpisodeWriter:
             self._unlock()
             raise
 
+    @classmethod
+    def like(cls, source: Path | str, path: Path | str, spec: Spec) -> EpisodeWriter:
+        """A writer of `path` that names the robot and keeps pictures as the dataset `source`."""
+        info = schema.read_info(Path(source))
+        images = schema.images_of(schema.columns_of_info(info))
+        return cls(path, spec, str(info.get("robot_type")), images)
+
     def __len__(self) -> int:
         """Finished episodes in the folder."""
         return self.count
