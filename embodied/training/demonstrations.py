@@ -125,12 +125,15 @@ def instructed(episodes: Episodes, how: str) -> Episodes:
     sentence of each step is."""
     words = episodes.words()
     tasks = tuple(sorted(set(words)))
+    # No encoder reads text: what an observed sentence says is the instruction.
+    seen = {name: leaf for name, leaf in episodes.spec.obs.items() if not leaf.is_text}
+    episodes = replace(episodes, spec=replace(episodes.spec, obs=seen))
     if not tasks:
         return episodes
     if len(tasks) == 1:
         return replace(episodes, spec=replace(episodes.spec, text=tasks[0]))
     spec = replace(episodes.spec, text="", tasks=tasks)
-    if how == "ignore" or _is_told(spec):
+    if how == "ignore" or INSTRUCTION in spec.obs:
         return replace(episodes, spec=spec)
     number = {text: place for place, text in enumerate(tasks)}
     said = torch.tensor([number[text] for text in words])
