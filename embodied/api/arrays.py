@@ -35,11 +35,8 @@ def write_episodes(demos: Any, spec: Spec | None, out: Path, needs_reward: bool)
     if needs_reward and "reward" not in episodes[0]:
         raise ConfigError('these demos have no "reward", which every learner but imitate needs')
     if spec is None:
-        seen, size = under(episodes[0], "obs"), episodes[0]["action"].shape[1:]
-        _require_pictures(seen)
-        kinds = {name: "uint8" if v.dtype == np.uint8 else "float32" for name, v in seen.items()}
-        leaves = {name: Leaf(v.shape[1:], kinds[name]) for name, v in seen.items()}
-        spec = Spec(leaves, Leaf(size), PERIOD)
+        leaves = {name: _leaf(name, each) for name, each in under(episodes[0], "obs").items()}
+        spec = Spec(leaves, Leaf(episodes[0]["action"].shape[1:]), PERIOD)
     written = [_transitions(episode, spec) for episode in episodes]
     digest = hashlib.sha256(repr(spec).encode())
     for key, value in (pair for rows in written for pair in rows.items()):
@@ -52,16 +49,16 @@ def write_episodes(demos: Any, spec: Spec | None, out: Path, needs_reward: bool)
     return folder
 
 
-def _require_pictures(seen: Arrays) -> None:
-    """ConfigError for pictures [N, ...] with another order of axes, or of numbers from 0 to 1."""
-    for name, values in seen.items():
-        unit = values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1
-        axes = None if values.ndim < 4 else picture_axes(values.shape[1:], values.dtype, unit)
-        if axes is not None and (unit or axes != (0, 1, 2)):
-            raise ConfigError(
-                f"obs/{name} {values.dtype}{list(values.shape)} seems to be pictures, which are "
-                "uint8 [N, height, width, channels] from 0 to 255 in demos"
-            )
+def _leaf(name: str, values: Any) -> Leaf:
+    """What arrays [N, ...] are; ConfigError for pictures with other axes, or from 0 to 1."""
+    unit = values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1
+    axes = None if values.ndim < 4 else picture_axes(values.shape[1:], values.dtype, unit)
+    if axes is not None and (unit or axes != (0, 1, 2)):
+        raise ConfigError(
+            f"obs/{name} {values.dtype}{list(values.shape)} seems to be pictures, which are uint8 "
+            "[N, height, width, channels] from 0 to 255 in demos"
+        )
+    return Leaf(values.shape[1:], "uint8" if values.dtype == np.uint8 else "float32")
 
 
 def _episodes(demos: Any) -> list[Arrays]:

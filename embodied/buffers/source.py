@@ -100,20 +100,15 @@ class Mixture:
         }
 
 
-def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
-    """Images [n, H, W, C] of any dtype, each shifted by its own random offset. `generator` is on
-    the device of the images (None: torch's default generator)."""
-    return _shifted(images, _offsets(images, pad, generator), pad)
-
-
-def _offsets(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
-    """A random offset of each image [n, ...]: [2, n] (dy and dx)."""
-    shape = (2, len(images))
-    return torch.randint(2 * pad + 1, shape, generator=generator, device=images.device) - pad
-
-
-def _shifted(images: Tensor, moved: Tensor, pad: int) -> Tensor:
-    if images.is_cpu and pad < min(images.shape[1:3]):
+def random_shift(
+    images: Tensor, pad: int, generator: torch.Generator | None = None, alike: int = 1
+) -> Tensor:
+    """Images [n, H, W, C] of any dtype, each `alike` of them shifted by a random offset of their
+    own. `generator` is on the device of the images (None: torch's default generator)."""
+    device, (n, height, width) = images.device, images.shape[:3]
+    moved = torch.randint(2 * pad + 1, (2, n // alike), generator=generator, device=device) - pad
+    moved = moved.repeat_interleave(alike, 1)
+    if images.is_cpu and pad < min(height, width):
         return shift_on_cpu(images, moved)
     return shift_by_index(images, moved)
 
@@ -161,12 +156,14 @@ class RandomShift:
     def sample(self, n: int) -> Tensors:
         rows = dict(self.source.sample(n))
         for key in [key for key in rows if key in self.keys]:
-            moved = _offsets(rows[key].flatten(0, -4), self.pad)
-            when, _, name = key.partition("/")
-            for each in {key, f"{when}/{HISTORY}{name}"} & {*rows}:
-                images = rows[each].flatten(0, -4)
-                offsets = moved.repeat_interleave(len(images) // moved.shape[1], 1)
-                rows[each] = _shifted(images, offsets, self.pad).view(rows[each].shape)
+            past = key.replace("/", f"/{HISTORY}", 1)
+            images = rows[key].unsqueeze(-4)
+            images = torch.cat([rows[past], images], -4) if past in rows else images
+            alike = images.shape[-4]
+            shifted = random_shift(images.flatten(0, -4), self.pad, alike=alike).view(images.shape)
+            rows[key] = shifted[..., -1, :, :, :]
+            if past in rows:
+                rows[past] = shifted[..., :-1, :, :, :]
         return rows
 
 

@@ -415,11 +415,6 @@ def _varies(low: Numbers, high: Numbers) -> NDArray[np.bool_]:
     return high - low > NOISE * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))
 
 
-def reach(values: Tensor, by: Affine) -> float:
-    """The largest absolute value of `values` [N, *shape] normalised with `by`."""
-    return float(by.to_unit(values.float()).abs().max())
-
-
 def outside(values: Tensor) -> float:
     """The share of the elements of `values` that are beyond -1 or +1, by more than rounding."""
     return float((values.abs() > 1 + 1e-4).float().mean())

@@ -29,10 +29,10 @@ from embodied.core.checkpoint import git_revision
 from embodied.core.device import seed_everything
 from embodied.core.reward import AsksAboutEpisodes, AugmentsEpisodes, Reward, Stateful
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
-from embodied.core.spec import Spec, require_same
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
-from embodied.datasets.transitions import joined, observations, transitions
+from embodied.datasets.transitions import observations, transitions
 from embodied.llm.chat import ServerUnusable
 from embodied.nn.statistics import auc, spearman
 from embodied.reports.terminal import print_rows
@@ -222,14 +222,6 @@ class Teachable(Protocol):
     """A reward that can be fitted to a dataset by labelling pairs of it."""
 
     def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
-
-
-def read_joined(folders: Sequence[Path]) -> Episodes:
-    """The episodes of datasets of one spec; SpecMismatch."""
-    parts = [read_episodes(folder) for folder in folders]
-    for folder, part in zip(folders[1:], parts[1:], strict=True):
-        require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
-    return joined(parts)
 
 
 def label_by_preferences(node: Node, episodes: Episodes, source: Path) -> dict[str, float]:

@@ -114,7 +114,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     if env is None:
         return instructed(episodes, config.instruction)
     tasks = set(episodes.words())
-    if len(tasks) > 1 and not _is_told(env.spec):
+    told = INSTRUCTION in env.spec.obs or any(leaf.is_text for leaf in env.spec.obs.values())
+    if len(tasks) > 1 and not told:
         say(f"demos have {len(tasks)} tasks, and no observation of env= tells them apart")
     return episodes
 
@@ -165,11 +166,6 @@ def _require_allowed(episodes: Episodes) -> None:
             f"{len(wrong)} recorded actions are ones that obs/{MASK} of their step forbids, the "
             f"first in episode {episode}: record the mask that was there before the action"
         )
-
-
-def _is_told(spec: Spec) -> bool:
-    """Whether a policy of `spec` observes what its task is."""
-    return INSTRUCTION in spec.obs or any(leaf.is_text for leaf in spec.obs.values())
 
 
 def say(line: str) -> None:

@@ -17,7 +17,7 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.mapping import Mapping, Statistics, measured, reach
+from embodied.datasets.mapping import Mapping, Statistics, measured
 from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.remote.address import is_address, remote_policy
 from embodied.policies.wrappers.translated import PhysicalUnits, load_mapped
@@ -128,7 +128,7 @@ def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> P
             for name, leaf in episodes.spec.obs.items()
             if not (leaf.is_picture or leaf.is_symbol or leaf.is_points)
         },
-        "reach": max(1.0, reach(episodes.steps["action"], action)),
+        "reach": max(1.0, float(action.to_unit(episodes.steps["action"].float()).abs().max())),
     }
     return build(whole, Policy, spec=episodes.spec)
 

@@ -60,18 +60,6 @@ def test_past_observations() -> None:
     assert after == [[0, 1], [1, 2], [1, 2], [10, 11], [11, 12], [11, 12]]
 
 
-def test_chunks_of_two_at_every_offset() -> None:
-    rows = transitions(TWO, gamma=0.5, chunk=2)
-    # 1 + 2/2, 2 + 4/2, 4 (cut); 8 + 16/2, 16 + 32/2, 32 (cut)
-    assert rows["reward"].tolist() == [2, 4, 4, 16, 32, 32]
-    # The first episode terminates at its third step, which rows 1 and 2 contain.
-    assert rows["discount"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
-    assert rows["next_obs/state"].flatten().tolist() == [2, 3, 3, 12, 13, 13]
-    assert rows["action"].shape == (6, 4)
-    assert rows["action"][0].tolist() == [0, 0, 1, -1]
-    assert rows["action"][2].tolist() == [2, -2, 2, -2]  # cut: the last action again
-
-
 def test_n_steps_of_chunks() -> None:
     """Two decisions of two steps: rewards of four steps, the actions of the first two."""
     data = episodes([[1.0, 2.0, 4.0, 8.0, 16.0], [32.0, 64.0, 128.0]], [True, False])
@@ -83,6 +71,8 @@ def test_n_steps_of_chunks() -> None:
     assert rows["next_obs/state"].flatten().tolist() == [4, 5, 5, 5, 5, 13, 13, 13]
     assert rows["executed_steps"].tolist() == [2, 2, 2, 2, 1, 2, 2, 1]
     assert torch.equal(rows["action"], transitions(data, 0.5, chunk=2)["action"])
+    assert rows["action"][0].tolist() == [0, 0, 1, -1]
+    assert rows["action"][4].tolist() == [4, -4, 4, -4]  # cut: the last action again
 
 
 def test_returns_end_where_the_recording_says_so() -> None:

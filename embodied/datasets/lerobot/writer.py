@@ -537,11 +537,11 @@ def _fitting(values: Tensor, key: str, leaf: Leaf, length: int = 1) -> Tensor:
         raise DatasetError(
             f"{key} is {list(value.shape)}, expected {[length, *leaf.shape]} (steps first)"
         )
-    if leaf.dtype and value.dtype != (kind := getattr(torch, leaf.dtype)):
-        given, value = value, value.to(kind)
-        if not kind.is_floating_point and not torch.equal(value.to(given.dtype), given):
-            line = f"{key} has numbers that {leaf.dtype} cannot hold (pictures: from 0 to 255)"
-            raise DatasetError(line)
+    given = value
+    value = value.to(getattr(torch, leaf.dtype)) if leaf.dtype else value
+    lossy = value.dtype != given.dtype and not value.is_floating_point()
+    if lossy and not torch.equal(value.to(given.dtype), given):
+        raise DatasetError(f"{key} has numbers that {leaf.dtype} cannot hold (pictures: 0 to 255)")
     if value.is_floating_point() and not torch.isfinite(value).all():
         raise DatasetError(f"{key} is not finite; the episode was not kept")
     return value
