@@ -458,10 +458,9 @@ def remapped(
 def _given_units(values: Tensor, mapping: Mapping) -> Tensor:
     """Actions [N, *shape] in the units of here where the mapping gives their range; ConfigError
     where most of them are beyond +-1."""
-    by = mapping.action
-    if not isinstance(by, Affine):
+    if not isinstance(mapping.action, Affine):
         return values
-    unit = by.to_unit(values.float())
+    unit = mapping.action.to_unit(values.float())
     if outside(unit) > MOST_OUTSIDE:
         found = measured(values, "minmax")
         low, high = ([round(n, 4) for n in numbers] for numbers in (found.low, found.high))

@@ -70,9 +70,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     parts: list[Episodes] = []
     paths = [config.demos] if isinstance(config.demos, str) else config.demos
     for path in paths:
-        memory_mb = config.demo_memory_mb / len(paths)
         folder = local_folder(path)
-        part = read_episodes(folder, config.demo_episodes, memory_mb)
+        part = read_episodes(folder, config.demo_episodes, config.demo_memory_mb / len(paths))
         if left_out := skipped(read_info(folder)):
             say(f"{path}: {', '.join(left_out)} are no numbers or pictures and are not read")
         if env is None:

@@ -186,8 +186,9 @@ def test_arrays_and_datasets_are_demonstrations(kind: str, tmp_path: Path) -> No
     """In the units of the environment; three episodes of 20 steps each, however they are given."""
     obs, action = steps(60)
     parts = [{"obs": obs[at : at + 20], "action": action[at : at + 20]} for at in (0, 20, 40)]
+    late = np.arange(60) == 39
     given: dict[str, Any] = {
-        "one": {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19},
+        "one": {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19, "truncated": late},
         "parts": parts,
         "dataset": Pairs(),
         "function": lambda: parts,
@@ -198,19 +199,13 @@ def test_arrays_and_datasets_are_demonstrations(kind: str, tmp_path: Path) -> No
     episodes = read_episodes(folder)
     assert len(episodes) == (1 if kind == "tensors" else 3)
     assert set(episodes.steps["action"].flatten().tolist()) == {-1.0, 1.0}
+    done = {"one": [19, 59], "dataset": [19, 39, 59]}.get(kind, [])
+    assert episodes.steps["terminated"].nonzero().flatten().tolist() == done
     pushes = [float(agent.predict([x, 0.0])[0]) for x in (-0.9, 0.9)]
     assert pushes[0] > 10 > pushes[1], "in newtons"
 
 
 CLONING = {"learner": "imitate", "policy": "deterministic", **SMALL}
-
-
-def test_done_terminates_where_no_time_limit_does(tmp_path: Path) -> None:
-    """As in LeRobot's datasets: what follows an end has no value."""
-    obs, action = steps(60)
-    ends = {"done": np.arange(60) % 20 == 19, "truncated": np.arange(60) == 39}
-    made = write_episodes({"obs": obs, "action": action, **ends}, None, tmp_path, False)
-    assert read_episodes(made).steps["terminated"].nonzero().flatten().tolist() == [19, 59]
 
 
 def test_demonstrations_that_lack_something_are_refused(tmp_path: Path) -> None:

@@ -67,12 +67,9 @@ def test_every_slice_has_exact_shares(
     assert torch.equal(batch["obs/state"][:, 1], batch["reward"])  # rows stay whole
 
 
-def test_nothing_is_drawn_from_a_source_without_a_share() -> None:
+def test_an_empty_source_without_a_share_and_refusals() -> None:
     mix = Mixture([filled(1), ReplayBuffer(5)], (1.0, 0.0))
     assert mix.sample(5)["reward"].tolist() == [1] * 5
-
-
-def test_refusals() -> None:
     other = ReplayBuffer(4)
     other.add({"reward": torch.zeros(2), "obs/image": torch.zeros(2, 2)})
     for second, share, count, says in (

@@ -328,14 +328,13 @@ def test_a_policy_listens(said: Path, tmp_path: Path) -> None:
 
 
 def test_an_observed_sentence_is_heard_as_the_instruction(tmp_path: Path) -> None:
-    """Its letters are no numbers to normalise and to learn from."""
     spec = Spec({"state": Leaf((2,)), "said": Leaf((8,), "uint8", unit="text")}, ACT, dt=0.1)
     with EpisodeWriter(tmp_path / "data", spec) as writer:
         for word in ("left", "right"):
             seen = {"state": torch.rand(11, 2), "said": encode([word] * 11, 8)}
             writer.add(recorded(seen, torch.rand(10, 2)), word)
-    run = train([*LISTENER[:3], "steps=2", f"demos={tmp_path / 'data'}", f"out={tmp_path / 'run'}"])
-    policy = checkpoint.load_policy(run)
+    words = [*LISTENER[:3], "steps=2", f"demos={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    policy = checkpoint.load_policy(train(words))
     assert set(policy.spec.obs) == {"state", "instruction"} and policy.spec.listens
 
 

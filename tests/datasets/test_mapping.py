@@ -89,7 +89,6 @@ def state_of(**how: Any) -> Mapping:
 
 
 def test_datasets_share_the_range_that_is_measured_and_choices_have_none() -> None:
-    """An action is the same here whichever dataset it comes from."""
     here = Spec({"place": Leaf((1,))}, Leaf((2,), low=-1.0, high=1.0), 0.05)
     mapping = Mapping.parse({"obs": {"place": "state"}, "action": "minmax"})
     made = remapped({"a": episodes([[0.0] * 3], [True]), "b": TWO}, here, mapping)
