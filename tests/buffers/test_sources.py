@@ -138,7 +138,6 @@ def test_every_way_of_shifting_crops_the_same() -> None:
 
 
 def test_only_pictures_of_a_batch_are_shifted() -> None:
-    """Past ones as the present one: another shift would look like motion."""
     obs = {"eye": Leaf((9, 9, 3), "uint8"), "cell": Leaf((3, 3, 3), "uint8", 0, 5, "symbol")}
     spec = Spec({**obs, "state": Leaf((2,))}, Leaf((1,)), 0.1)
     data = Dataset(
