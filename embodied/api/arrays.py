@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from embodied.core.build import ConfigError
-from embodied.core.native import Native
+from embodied.core.native import Native, picture_axes
 from embodied.core.spec import Leaf, Spec, hidden
 from embodied.core.tensors import Tensors, under
 from embodied.datasets.lerobot.writer import EpisodeWriter
@@ -35,9 +35,8 @@ def write_episodes(demos: Any, spec: Spec | None, out: Path, needs_reward: bool)
     if needs_reward and "reward" not in episodes[0]:
         raise ConfigError('these demos have no "reward", which every learner but imitate needs')
     if spec is None:
-        seen, size = under(episodes[0], "obs").items(), episodes[0]["action"].shape[1:]
-        kinds = {name: "uint8" if v.dtype == np.uint8 else "float32" for name, v in seen}
-        spec = Spec({k: Leaf(v.shape[1:], kinds[k]) for k, v in seen}, Leaf(size), PERIOD)
+        leaves = {name: _leaf(name, each) for name, each in under(episodes[0], "obs").items()}
+        spec = Spec(leaves, Leaf(episodes[0]["action"].shape[1:]), PERIOD)
     written = [_transitions(episode, spec) for episode in episodes]
     digest = hashlib.sha256(repr(spec).encode())
     for key, value in (pair for rows in written for pair in rows.items()):
@@ -48,6 +47,18 @@ def write_episodes(demos: Any, spec: Spec | None, out: Path, needs_reward: bool)
             for rows in written:
                 writer.add(rows)
     return folder
+
+
+def _leaf(name: str, values: Any) -> Leaf:
+    """What arrays [N, ...] are; ConfigError for pictures with other axes, or from 0 to 1."""
+    unit = values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1
+    axes = None if values.ndim < 4 else picture_axes(values.shape[1:], values.dtype, unit)
+    if axes is not None and (unit or axes != (0, 1, 2)):
+        raise ConfigError(
+            f"obs/{name} {values.dtype}{list(values.shape)} seems to be pictures, which are uint8 "
+            "[N, height, width, channels] from 0 to 255 in demos"
+        )
+    return Leaf(values.shape[1:], "uint8" if values.dtype == np.uint8 else "float32")
 
 
 def _episodes(demos: Any) -> list[Arrays]:
@@ -104,6 +115,9 @@ def _transitions(episode: Arrays, spec: Spec) -> Tensors:
     rows["action"] = torch.as_tensor(action) if native is None else native.act.unit(action)
     usual = {key: np.zeros(n) for key in ("reward", "terminated", "truncated")}
     numbers = {key: value for key, value in episode.items() if key in (*usual, "success")}
+    if "done" in episode and "terminated" not in episode:
+        done, late = (np.reshape(episode.get(k, False), -1) for k in ("done", "truncated"))
+        numbers["terminated"] = done.astype(bool) & ~late.astype(bool)
     return rows | {key: torch.as_tensor(v).reshape(n) for key, v in (usual | numbers).items()}
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embodied.core.build import ConfigError
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import HISTORY, Tensors
 
 ENV_REWARD = "env_reward"
 """Column of the environment's own rewards, in transitions that a reward model relabelled."""
@@ -100,14 +100,17 @@ class Mixture:
         }
 
 
-def random_shift(images: Tensor, pad: int, generator: torch.Generator | None = None) -> Tensor:
-    """Images [n, H, W, C] of any dtype, each shifted by its own random offset. `generator` is on
-    the device of the images (None: torch's default generator)."""
+def random_shift(
+    images: Tensor, pad: int, generator: torch.Generator | None = None, alike: int = 1
+) -> Tensor:
+    """Images [n, H, W, C] of any dtype, each `alike` of them shifted by a random offset of their
+    own. `generator` is on the device of the images (None: torch's default generator)."""
     device, (n, height, width) = images.device, images.shape[:3]
-    moved = torch.randint(2 * pad + 1, (2, n, 1), generator=generator, device=device) - pad
+    moved = torch.randint(2 * pad + 1, (2, n // alike), generator=generator, device=device) - pad
+    moved = moved.repeat_interleave(alike, 1)
     if images.is_cpu and pad < min(height, width):
-        return shift_on_cpu(images, moved.squeeze(2))
-    return shift_by_index(images, moved.squeeze(2))
+        return shift_on_cpu(images, moved)
+    return shift_by_index(images, moved)
 
 
 def shift_by_index(images: Tensor, moved: Tensor) -> Tensor:
@@ -136,7 +139,8 @@ def shift_on_cpu(images: Tensor, moved: Tensor) -> Tensor:
 
 
 class RandomShift:
-    """Samples the transitions of `source` with every image shifted by up to `pad` pixels."""
+    """Samples the transitions of `source` with every image shifted by up to `pad` pixels; the past
+    ones of an observation as the present one."""
 
     def __init__(self, source: Source, spec: Spec, pad: int) -> None:
         if pad < 0:
@@ -150,12 +154,17 @@ class RandomShift:
         return len(self.source)
 
     def sample(self, n: int) -> Tensors:
-        rows = self.source.sample(n)
-        return rows | {
-            key: random_shift(images.flatten(0, -4), self.pad).view(images.shape)
-            for key, images in rows.items()
-            if key in self.keys
-        }
+        rows = dict(self.source.sample(n))
+        for key in [key for key in rows if key in self.keys]:
+            past = key.replace("/", f"/{HISTORY}", 1)
+            images = rows[key].unsqueeze(-4)
+            images = torch.cat([rows[past], images], -4) if past in rows else images
+            alike = images.shape[-4]
+            shifted = random_shift(images.flatten(0, -4), self.pad, alike=alike).view(images.shape)
+            rows[key] = shifted[..., -1, :, :, :]
+            if past in rows:
+                rows[past] = shifted[..., :-1, :, :, :]
+        return rows
 
 
 def augmented(source: Source, spec: Spec, pad: int) -> Source:

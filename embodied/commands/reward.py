@@ -163,15 +163,16 @@ def preferences(args: argparse.Namespace) -> None:
         raise ConfigError(f"held_out={node['held_out']} must be between 0 and 1")
     import torch
 
-    from embodied.reports.datasets import label_by_preferences, read_joined
+    from embodied.datasets.transitions import read_joined
+    from embodied.reports.datasets import label_by_preferences
 
     out = Path(node["out"])
     if (out / "meta").exists():
         raise ConfigError(f"{out} already contains a dataset; choose another folder: out=DIR")
     torch.set_num_threads(node["threads"])
-    episodes = read_joined([Path(folder) for folder in folders])
+    episodes = read_joined(folders)
     print(f"{', '.join(folders)}: {len(episodes)} episodes; labelling pairs", flush=True)
-    _print_report(out, label_by_preferences(node, episodes))
+    _print_report(out, label_by_preferences(node, episodes, local_folder(folders[0])))
 
 
 def _print_report(out: Path, report: dict[str, float]) -> None:

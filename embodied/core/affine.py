@@ -59,12 +59,6 @@ class Affine:
         middle, radius = self._terms(x)
         return x.to(middle.dtype) * radius + middle
 
-    def inverse(self) -> Affine:
-        """The map whose `to_physical` is this one's `to_unit`."""
-        edges = torch.tensor([[-1.0], [1.0]], dtype=torch.float64).expand(2, self.size)
-        low, high = self.to_unit(edges)
-        return Affine(tuple(map(float, low)), tuple(map(float, high)))
-
     @property
     def data_range(self) -> Tensor:
         """Low and high physical values [2, size] of the data that the map was measured on: an

@@ -415,11 +415,6 @@ def _varies(low: Numbers, high: Numbers) -> NDArray[np.bool_]:
     return high - low > NOISE * np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)))
 
 
-def reach(values: Tensor, by: Affine) -> float:
-    """The largest absolute value of `values` [N, *shape] normalised with `by`."""
-    return float(by.to_unit(values.float()).abs().max())
-
-
 def outside(values: Tensor) -> float:
     """The share of the elements of `values` that are beyond -1 or +1, by more than rounding."""
     return float((values.abs() > 1 + 1e-4).float().mean())
@@ -428,32 +423,44 @@ def outside(values: Tensor) -> float:
 MOST_OUTSIDE = 0.2  # a larger share of actions beyond +-1: the mapping's range is not the data's
 
 
-def remapped(episodes: Episodes, here: Spec, mapping: Mapping, where: str) -> Episodes:
-    """`episodes` with the observations of `here` and actions whose -1 and +1 are the mapping's.
-    Nothing is clamped: actions beyond the mapping's range are beyond +-1. ConfigError, which begins
-    with `where`, if something is missing, has another shape or another unit."""
-    try:
-        require_names(here, mapping)
-        require_actions(here, episodes.spec, mapping)
-        for name in here.obs:
-            required_source(name, here, episodes.spec, mapping)
-        mapping = mapping.ordered(here, episodes.spec)
-        steps = dict(episodes.steps)
-        order = mapping.action_order(here.act, episodes.spec.act)
-        action = permuted(_unit_action(steps["action"], mapping, here), order)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    seen = mapping.obs_here(under(steps, "obs"), here.obs)
-    rest = {k: v for k, v in steps.items() if not k.startswith("obs/")}
-    seen, final = _shaped(seen, here), _shaped(mapping.obs_here(episodes.final, here.obs), here)
-    steps = {**nest(seen, "obs"), **rest, "action": action}
-    return replace(episodes, spec=replace(here, text=episodes.spec.text), steps=steps, final=final)
+def remapped(
+    datasets: abc.Mapping[str, Episodes], here: Spec, mapping: Mapping
+) -> dict[str, Episodes]:
+    """Datasets by their names, with the observations of `here` and actions whose -1 and +1 are the
+    mapping's: a range that is measured is that of all `datasets`. Nothing is clamped: actions
+    beyond the range are beyond +-1. ConfigError, which begins with the name of a dataset, if
+    something is missing, has another shape or another unit."""
+    made: dict[str, Episodes] = {}
+    for name, part in datasets.items():
+        try:
+            require_names(here, mapping)
+            require_actions(here, part.spec, mapping)
+            for each in here.obs:
+                required_source(each, here, part.spec, mapping)
+            ordered = mapping.ordered(here, part.spec)
+            order = mapping.action_order(here.act, part.spec.act)
+            action = permuted(_given_units(part.steps["action"], mapping), order)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+        seen = _shaped(ordered.obs_here(under(part.steps, "obs"), here.obs), here)
+        final = _shaped(ordered.obs_here(part.final, here.obs), here)
+        rest = {k: v for k, v in part.steps.items() if not k.startswith("obs/")}
+        steps = {**nest(seen, "obs"), **rest, "action": action.reshape(-1, *here.act.shape)}
+        spec = replace(here, text=part.spec.text)
+        made[name] = replace(part, spec=spec, steps=steps, final=final)
+    if made and here.act.is_continuous and not isinstance(mapping.action, Affine):
+        by = measured(torch.cat([part.steps["action"] for part in made.values()]), mapping.action)
+        for part in made.values():
+            part.steps["action"] = by.to_unit(part.steps["action"].float())
+    return made
 
 
-def _unit_action(values: Tensor, mapping: Mapping, here: Spec) -> Tensor:
-    """Actions [N, *shape] in the units of here; ConfigError where most of them are beyond +-1."""
-    by = mapping.action if isinstance(mapping.action, Affine) else measured(values, mapping.action)
-    unit = by.to_unit(values.float()).reshape(len(values), *here.act.shape)
+def _given_units(values: Tensor, mapping: Mapping) -> Tensor:
+    """Actions [N, *shape] in the units of here where the mapping gives their range; ConfigError
+    where most of them are beyond +-1."""
+    if not isinstance(mapping.action, Affine):
+        return values
+    unit = mapping.action.to_unit(values.float())
     if outside(unit) > MOST_OUTSIDE:
         found = measured(values, "minmax")
         low, high = ([round(n, 4) for n in numbers] for numbers in (found.low, found.high))

@@ -25,10 +25,11 @@ from embodied.core import tensors as tt
 from embodied.core.env import REAL, RETURN_ENDS
 from embodied.core.errors import ConfigError
 from embodied.core.reward import OFFLINE_COLUMNS
-from embodied.core.spec import Leaf, Spec, SpecMismatch
+from embodied.core.spec import Leaf, Spec, SpecMismatch, require_same
 from embodied.core.tensors import HISTORY, Tensors
+from embodied.datasets.hub import local_folder
 from embodied.datasets.lerobot.pictures import load
-from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.lerobot.reader import Episodes, read_episodes
 from embodied.datasets.mapping import order_of, permuted
 
 INTERVENED = "intervened"  # column (bool): the step's action was a person's
@@ -185,6 +186,14 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
         sum((part.info for part in parts), ()),
         sum((part.words() for part in parts), ()) if several else (),
     )
+
+
+def read_joined(folders: Sequence[str], limit: int | None = None) -> Episodes:
+    """The first `limit` episodes (None: all) of each dataset, of one Spec, joined; SpecMismatch."""
+    parts = [read_episodes(local_folder(folder), limit) for folder in folders]
+    for folder, part in zip(folders[1:], parts[1:], strict=True):
+        require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
+    return joined(parts)
 
 
 def element_order(here: Leaf, there: Leaf, what: str) -> tuple[int, ...]:

@@ -76,10 +76,6 @@ class Vehicle:
             )
         return (math.sqrt(c1 * c1 + 4 * c2 * (thrust - c0)) - c1) / (2 * c2)
 
-    def rpm(self, action: float) -> float:
-        """Motor speed command (rpm) of a policy action in [-1, 1]."""
-        return (action + 1) / 2 * self.top_rpm
-
     @property
     def mixer(self) -> tuple[tuple[float, ...], ...]:
         """[4, rotors]: thrusts to total thrust (N) and torques about x and y (N m), and about z in

@@ -87,21 +87,13 @@ def copy(path: Path, out: Path) -> int:
 
 
 def _info(path: Path) -> dict[str, Any]:
-    file = path / "meta" / "info.json"
-    if not file.exists():
-        raise DatasetError(f"{path} holds no dataset (there is no {file})")
-    try:
-        info = read_json(file)
-        version = str(info["codebase_version"])
-        templates = str(info["data_path"]), str(info.get("video_path") or "")
-        schema.require_info(info, file)
-    except (*DAMAGE, TypeError, AttributeError) as error:
-        raise DatasetError(f"{file} is damaged ({error}); copy it again") from error
-    if not version.startswith("v2."):
+    info = schema.read_any_info(path)
+    if not (version := info["codebase_version"]).startswith("v2."):
         hint = "; it needs no conversion" if version.startswith("v3.") else ""
         raise DatasetError(f"{path} is of version {version}, not 2.0 or 2.1{hint}")
-    if wrong := [each for each in templates if not TEMPLATE.fullmatch(each)]:
-        raise DatasetError(f"{file}: {wrong[0][:60]!r} is no path of files")
+    for template in (str(info["data_path"]), str(info.get("video_path") or "")):
+        if not TEMPLATE.fullmatch(template):
+            raise DatasetError(f"{path}/meta/info.json: {template[:60]!r} is no path of files")
     return info
 
 

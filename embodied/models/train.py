@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,11 +10,10 @@ from embodied.core import tensors as tt
 from embodied.core.bounds import Count, CountOrZero
 from embodied.core.build import ConfigError, Node, build
 from embodied.core.device import pick_device, seed_everything
-from embodied.core.spec import Leaf, require_same
+from embodied.core.spec import Leaf
 from embodied.core.tensors import Tensors
-from embodied.datasets.hub import local_folder
-from embodied.datasets.lerobot.reader import Episodes, read_episodes
-from embodied.datasets.transitions import joined, transitions
+from embodied.datasets.lerobot.reader import Episodes
+from embodied.datasets.transitions import read_joined, transitions
 from embodied.models.dynamics import Dynamics, Fit, Progress, save
 
 
@@ -40,7 +39,7 @@ def train(config: TrainConfig, progress: Progress = lambda *_: None) -> tuple[Dy
     require_new(config.out)
     device = pick_device(config.device)
     folders = [config.demos] if isinstance(config.demos, str) else config.demos
-    episodes = read(folders, config.demo_episodes)
+    episodes = read_joined(folders, config.demo_episodes)
     seed_everything(config.seed)
     model = build(config.model, Dynamics, spec=episodes.spec).to(device)
     fit = model.fit(tt.to(model_transitions(episodes, model.data_spec.obs), device), progress)
@@ -53,17 +52,6 @@ def require_new(out: str) -> None:
     """ConfigError if there is something at `out`."""
     if Path(out).exists():
         raise ConfigError(f"out={out} exists; give the model another folder")
-
-
-def read(folders: Sequence[str], limit: int | None = None) -> Episodes:
-    """The first `limit` episodes (None: all) of each dataset, joined; SpecMismatch."""
-    parts: list[Episodes] = []
-    for folder in folders:
-        part = read_episodes(local_folder(folder), limit)
-        if parts:
-            require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
-        parts.append(part)
-    return joined(parts)
 
 
 def model_transitions(episodes: Episodes, obs: Mapping[str, Leaf]) -> Tensors:

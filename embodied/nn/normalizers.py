@@ -14,9 +14,10 @@ from embodied.core.tensors import each
 class MeanStdNormalizer(nn.Module):
     """Normalises to zero mean and unit variance per element, clamped to +-`clip`; the identity
     until fitted. An element that hardly varies in the data keeps scale 1, so that its noise is not
-    amplified.
+    amplified. `kept`: `fit` leaves it as it is.
     """
 
+    kept = False
     mean: Tensor
     std: Tensor
     limit: Tensor
@@ -31,6 +32,8 @@ class MeanStdNormalizer(nn.Module):
 
     def fit(self, values: Tensor) -> None:
         """Set mean and (population) standard deviation from `values` [N, size]."""
+        if self.kept:
+            return
         values = values.float()
         std = values.std(0, correction=0)
         self.limit.fill_(self.clip)
@@ -42,23 +45,22 @@ class MeanStdNormalizer(nn.Module):
 
 
 class MinMaxNormalizer(nn.Module):
-    """Maps the data's range [minimum, maximum] to [-1, 1] and back; the identity until fitted.
-
-    `identity`: stays the identity, for values that are normalised already.
+    """Maps the data's range [minimum, maximum] to [-1, 1] and back; the identity until fitted, or
+    for good if it is `kept`, for values that are normalised already.
     """
 
     middle: Tensor
     radius: Tensor
 
-    def __init__(self, size: int, identity: bool = False) -> None:
+    def __init__(self, size: int, kept: bool = False) -> None:
         super().__init__()
-        self.identity = identity
+        self.kept = kept  # `fit` leaves it as it is
         self.register_buffer("middle", torch.zeros(size))
         self.register_buffer("radius", torch.ones(size))
 
     def fit(self, values: Tensor) -> None:
         """Set the range from `values` [N, size]; the scale of an element is at least 1e-2."""
-        if self.identity:
+        if self.kept:
             return
         low, high = values.float().amin(0), values.float().amax(0)
         self.middle.copy_((high + low) / 2)

@@ -29,11 +29,10 @@ from embodied.core.checkpoint import git_revision
 from embodied.core.device import seed_everything
 from embodied.core.reward import AsksAboutEpisodes, AugmentsEpisodes, Reward, Stateful
 from embodied.core.saved_node import read_run_settings, read_saved, require_inside
-from embodied.core.spec import Spec, require_same
+from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.lerobot.reader import DatasetError, Episodes, EpisodeWriter, read_episodes
-from embodied.datasets.lerobot.schema import columns_of_info, images_of, read_info
-from embodied.datasets.transitions import joined, observations, transitions
+from embodied.datasets.transitions import observations, transitions
 from embodied.llm.chat import ServerUnusable
 from embodied.nn.statistics import auc, spearman
 from embodied.reports.terminal import print_rows
@@ -130,9 +129,7 @@ def label_dataset(
         require_ready(reward, "label")
     about = provenance(source, node, origin, gamma)
     _require_same(out, about)
-    info = read_info(source)
-    robot, images = str(info.get("robot_type")), images_of(columns_of_info(info))
-    with EpisodeWriter(out, episodes.spec, robot, images) as writer:
+    with EpisodeWriter.like(source, out, episodes.spec) as writer:
         for number in range(len(writer), len(episodes)):
             episode = episodes.episode(number)
             known = dict(episodes.info[number]) if episodes.info else {}
@@ -227,18 +224,10 @@ class Teachable(Protocol):
     def fit_from(self, episodes: Episodes, held_out: float = 0.2) -> dict[str, float]: ...
 
 
-def read_joined(folders: Sequence[Path]) -> Episodes:
-    """The episodes of datasets of one spec; SpecMismatch."""
-    parts = [read_episodes(folder) for folder in folders]
-    for folder, part in zip(folders[1:], parts[1:], strict=True):
-        require_same(parts[0].spec, part.spec, f"dataset {folders[0]}", f"dataset {folder}")
-    return joined(parts)
-
-
-def label_by_preferences(node: Node, episodes: Episodes) -> dict[str, float]:
-    """Fit the reward of `node` to pairs of `episodes`, and write them to OUT with its rewards; the
-    environment's are kept as `env_reward`. Returns metrics of held-out episodes, which are also
-    written to OUT/preferences.json."""
+def label_by_preferences(node: Node, episodes: Episodes, source: Path) -> dict[str, float]:
+    """Fit the reward of `node` to pairs of `episodes`, and write them to OUT with its rewards, as
+    the dataset `source` keeps them; the environment's are kept as `env_reward`. Returns metrics of
+    held-out episodes, which are also written to OUT/preferences.json."""
     out, gamma = Path(node["out"]), 0.99
     seed_everything(node["seed"])
     reward = make_reward(
@@ -248,7 +237,7 @@ def label_by_preferences(node: Node, episodes: Episodes) -> dict[str, float]:
         raise ConfigError(f"{node['reward']['_target_']} cannot be fitted to pairs of a dataset")
     report = reward.fit_from(episodes, node["held_out"])
     rewards = evaluate_reward(reward, transitions(episodes, gamma))
-    with EpisodeWriter(out, episodes.spec) as writer:
+    with EpisodeWriter.like(source, out, episodes.spec) as writer:
         for number, own in enumerate(rewards.split(episodes.length.tolist())):
             episode = episodes.episode(number)
             info = dict(episodes.info[number]) if episodes.info else {}

@@ -57,9 +57,9 @@ class Pairs:
 class Offline:
     """Updates from a fixed dataset. `steps` of the run count updates.
 
-    Normalizers are always fitted to the dataset. Without an environment (`demos=` and no `env=`)
-    actions and observations are normalised by `statistics` of the dataset, and the run is evaluated
-    on episodes that are held out, at least one.
+    Normalizers are fitted to the dataset, but for those of `init`. Without an environment (`demos=`
+    and no `env=`) actions and observations are normalised by `statistics` of the dataset, and the
+    run is evaluated on episodes that are held out, at least one.
     """
 
     regime: ClassVar[Regime] = "offline"

@@ -69,10 +69,9 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     mapping = None if config.mapping is None else Mapping.load(config.mapping)
     parts: list[Episodes] = []
     paths = [config.demos] if isinstance(config.demos, str) else config.demos
-    for number, path in enumerate(paths):
-        memory_mb = config.demo_memory_mb / len(paths)
+    for path in paths:
         folder = local_folder(path)
-        part = read_episodes(folder, config.demo_episodes, memory_mb)
+        part = read_episodes(folder, config.demo_episodes, config.demo_memory_mb / len(paths))
         if left_out := skipped(read_info(folder)):
             say(f"{path}: {', '.join(left_out)} are no numbers or pictures and are not read")
         if env is None:
@@ -81,9 +80,7 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
                     say(f"{path}: {trusted} have no names: their order is trusted to be the same")
                 part = in_order_of(part, parts[0].spec, path)
                 require_same(parts[0].spec, part.spec, "the first dataset", f"dataset {path}")
-        elif mapping is not None and not is_same(env.spec, part.spec):
-            part = remapped(part, env.spec, mapping, path)
-        else:
+        elif mapping is None or is_same(env.spec, part.spec):
             if (imagined := find_protocol(env, HasModel)) is not None:
                 part = imagined.encoded(part, path)
             try:
@@ -94,8 +91,15 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
                     f"{error}; mapping=FILE names what belongs together, or leave env= out to "
                     "imitate the dataset alone"
                 ) from error
+        parts.append(part)
+    if env is not None and mapping is not None:
+        here = env.spec
+        foreign = {n: part for n, part in enumerate(parts) if not is_same(here, part.spec)}
+        theirs = remapped({paths[n]: part for n, part in foreign.items()}, here, mapping)
+        parts = [theirs.get(path, part) for path, part in zip(paths, parts, strict=True)]
+    for number, part in enumerate(parts):
         own = torch.full((int(part.length.sum()),), number)
-        parts.append(with_steps(part, {SOURCE: own}))
+        parts[number] = with_steps(part, {SOURCE: own})
     episodes = joined(parts)
     _require_allowed(episodes)
     if config.demo_policy_steps:
@@ -109,7 +113,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     if env is None:
         return instructed(episodes, config.instruction)
     tasks = set(episodes.words())
-    if len(tasks) > 1 and not _is_told(env.spec):
+    told = INSTRUCTION in env.spec.obs or any(leaf.is_text for leaf in env.spec.obs.values())
+    if len(tasks) > 1 and not told:
         say(f"demos have {len(tasks)} tasks, and no observation of env= tells them apart")
     return episodes
 
@@ -120,12 +125,15 @@ def instructed(episodes: Episodes, how: str) -> Episodes:
     sentence of each step is."""
     words = episodes.words()
     tasks = tuple(sorted(set(words)))
+    # No encoder reads text: what an observed sentence says is the instruction.
+    seen = {name: leaf for name, leaf in episodes.spec.obs.items() if not leaf.is_text}
+    episodes = replace(episodes, spec=replace(episodes.spec, obs=seen))
     if not tasks:
         return episodes
     if len(tasks) == 1:
         return replace(episodes, spec=replace(episodes.spec, text=tasks[0]))
     spec = replace(episodes.spec, text="", tasks=tasks)
-    if how == "ignore" or _is_told(spec):
+    if how == "ignore" or INSTRUCTION in spec.obs:
         return replace(episodes, spec=spec)
     number = {text: place for place, text in enumerate(tasks)}
     said = torch.tensor([number[text] for text in words])
@@ -157,11 +165,6 @@ def _require_allowed(episodes: Episodes) -> None:
             f"{len(wrong)} recorded actions are ones that obs/{MASK} of their step forbids, the "
             f"first in episode {episode}: record the mask that was there before the action"
         )
-
-
-def _is_told(spec: Spec) -> bool:
-    """Whether a policy of `spec` observes what its task is."""
-    return INSTRUCTION in spec.obs or any(leaf.is_text for leaf in spec.obs.values())
 
 
 def say(line: str) -> None:

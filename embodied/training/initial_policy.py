@@ -17,10 +17,11 @@ from embodied.core.env import VecEnv
 from embodied.core.policy import Policy, PolicyWrapper
 from embodied.core.saved_node import read_saved, require_inside
 from embodied.datasets.lerobot.reader import Episodes
-from embodied.datasets.mapping import Mapping, Statistics, measured, reach
+from embodied.datasets.mapping import Mapping, Statistics, measured
+from embodied.nn.normalizers import MeanStdNormalizer, MinMaxNormalizer
 from embodied.policies.remote.address import is_address, remote_policy
 from embodied.policies.wrappers.translated import PhysicalUnits, load_mapped
-from embodied.training.config import Offline, RunConfig
+from embodied.training.config import Offline, OffPolicy, RunConfig
 from embodied.training.demonstrations import is_same
 
 
@@ -48,11 +49,17 @@ def continued_policy(config: RunConfig, env: VecEnv) -> Policy:
 
 
 def load_init(config: RunConfig, env: VecEnv) -> Policy:
-    """The policy of `init`: a run or checkpoint, or a policy server (ws://HOST:PORT, or a YAML)."""
+    """The policy of `init`: a run or checkpoint, or a policy server (ws://HOST:PORT, or a YAML). It
+    keeps its normalisers, unless `data.normalize` says that a policy that goes on gets new ones."""
     assert config.init is not None
     if is_address(config.init):
         return remote_policy(config.init, env.spec, mapping_file=config.mapping)
-    return load_mapped(config.init, env.spec, mapping_of(config, env))
+    policy = load_mapped(config.init, env.spec, mapping_of(config, env))
+    renewed = isinstance(config.data, OffPolicy) and config.data.normalize
+    for part in policy.modules() if config.finetune or not renewed else ():
+        if isinstance(part, MeanStdNormalizer | MinMaxNormalizer):
+            part.kept = True
+    return policy
 
 
 def make_dataset_policy(config: RunConfig, episodes: Episodes | None) -> Policy:
@@ -121,7 +128,7 @@ def physical_policy(node: Node, episodes: Episodes, statistics: Statistics) -> P
             for name, leaf in episodes.spec.obs.items()
             if not (leaf.is_picture or leaf.is_symbol or leaf.is_points)
         },
-        "reach": max(1.0, reach(episodes.steps["action"], action)),
+        "reach": max(1.0, float(action.to_unit(episodes.steps["action"].float()).abs().max())),
     }
     return build(whole, Policy, spec=episodes.spec)
 

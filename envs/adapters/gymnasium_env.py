@@ -46,7 +46,7 @@ class GymView(gymnasium.Env):
         self.env = env
         self.render_mode = render_mode
         self._size = (width, height)
-        self.names = shown_names(env.spec, asymmetric)
+        self.names = tuple(name for name in env.spec.obs if asymmetric or not hidden(name))
         self.observation_space = obs_space(env.spec, self.names, flat)
         self.action_space = space_of(env.spec.act)
         self._flat = not isinstance(self.observation_space, spaces.Dict)
@@ -99,11 +99,6 @@ class GymView(gymnasium.Env):
 def native_view(env: VecEnv) -> gymnasium.Env[Any, Any]:
     """The Gymnasium environment that `env` (with `num_envs` 1) adapts; a GymView of another one."""
     return env.envs[0] if isinstance(env, Gym) else GymView(env, render_mode="rgb_array")
-
-
-def shown_names(spec: Spec, asymmetric: bool) -> tuple[str, ...]:
-    """The observations that policies may use; with `asymmetric` all of them."""
-    return tuple(name for name in spec.obs if asymmetric or not hidden(name))
 
 
 def obs_space(spec: Spec, names: tuple[str, ...], flat: bool) -> spaces.Space:

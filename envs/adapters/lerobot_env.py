@@ -8,7 +8,6 @@ the file `plugins/envhub/env.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -76,10 +75,6 @@ def vector_env(
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """`n_envs` of the environment that `make` builds (num_envs=1), reset in the step that ends an
     episode; each in a process of its own with `use_async_envs`."""
-    one = partial(_make_one, make, task, episode_steps)
+    made = [lambda: LeRobotEnv(make(), task, episode_steps)] * n_envs
     kind = gymnasium.vector.AsyncVectorEnv if use_async_envs else gymnasium.vector.SyncVectorEnv
-    return kind([one] * n_envs, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
-
-
-def _make_one(make: Make, task: str, episode_steps: int) -> LeRobotEnv:
-    return LeRobotEnv(make(), task, episode_steps)
+    return kind(made, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)

@@ -41,8 +41,8 @@ JOINTS = ("hip_1", "knee_1", "hip_2", "knee_2")
 CONTACTS = ("hull", "shin_1", "shin_2")
 
 
-def compile_walker() -> mujoco.MjModel:
-    """The model: walker, ground and SLOTS stumps (mocap bodies: their places are in the state).
+def walker() -> str:
+    """MJCF of walker, ground and SLOTS stumps (mocap bodies: their places are in the state).
 
     Sizes, masses, joint limits and motors are those of BipedalWalker (Gymnasium's Box2D
     environment). Its motors hold a speed with a maximum torque; here torque falls with speed as in
@@ -50,10 +50,6 @@ def compile_walker() -> mujoco.MjModel:
 
         torque = 80 a - (80 / w) speed    (N m, w = 4 rad/s at the hips, 6 at the knees)
     """
-    return mujoco.MjModel.from_xml_string(_xml())
-
-
-def _xml() -> str:
     legs = "".join(_leg(i, y) for i, y in ((1, -0.2), (2, 0.2)))
     motors = "".join(f'<motor joint="{name}" gear="{TORQUE}"/>' for name in JOINTS)
     touches = "".join(f'<touch name="{name}" site="{name}"/>' for name in CONTACTS)
@@ -178,7 +174,7 @@ class StumpTrack(MujocoVecEnv):
         angles = 1.5 * np.arange(BEAMS) / BEAMS
         self._beams = np.stack([np.sin(angles), -np.cos(angles)])
         super().__init__(
-            compile_walker(),
+            mujoco.MjModel.from_xml_string(walker()),
             Spec(
                 obs={"state": Leaf((len(NAMES),), names=NAMES)},
                 act=action_leaf(JOINTS),

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from embodied import cli
 from embodied.adopt.adopt import UNUSED, Names, Options, adopt, scaled_inputs
 from embodied.adopt.lerobot_config import (
     Feature,
@@ -23,7 +22,6 @@ from embodied.adopt.lerobot_config import (
     read_config,
     read_normalization,
 )
-from embodied.commands import checked
 from embodied.core import checkpoint
 from embodied.core.actor import Actor
 from embodied.core.affine import Affine
@@ -33,7 +31,6 @@ from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
 from embodied.datasets.mapping import Mapping, Source, short
 from embodied.export.decision import Decision
-from embodied.mistakes import mistake
 from embodied.policies.wrappers.translated import Mapped
 from tests.adopt.checkpoints import (
     DATA,
@@ -48,6 +45,7 @@ from tests.adopt.checkpoints import (
     untrained,
 )
 from tests.adopt.formula_weights import weights
+from tests.core.test_malicious_files import command
 from tests.tiers import usually
 
 
@@ -61,12 +59,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused(*argv: str) -> str:
     """The one line with which `embodied adopt` refuses."""
-    args = cli.parse(["adopt", *argv])
-    with pytest.raises(Exception) as caught:
-        checked(args)(args)
-    line = mistake(caught.value)
-    assert line is not None, repr(caught.value)
-    return line
+    return command("adopt", *argv)
 
 
 def changed(base: Path, folder: Path, **settings: Any) -> Path:

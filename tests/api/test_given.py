@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import embodied as em
+from embodied.api.arrays import write_episodes
 from embodied.compose import option, options, search_folders
 from embodied.core.build import ConfigError, build, resolve
 from embodied.core.reward import Reward
@@ -185,8 +186,9 @@ def test_arrays_and_datasets_are_demonstrations(kind: str, tmp_path: Path) -> No
     """In the units of the environment; three episodes of 20 steps each, however they are given."""
     obs, action = steps(60)
     parts = [{"obs": obs[at : at + 20], "action": action[at : at + 20]} for at in (0, 20, 40)]
+    late = np.arange(60) == 39
     given: dict[str, Any] = {
-        "one": {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19},
+        "one": {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19, "truncated": late},
         "parts": parts,
         "dataset": Pairs(),
         "function": lambda: parts,
@@ -197,6 +199,8 @@ def test_arrays_and_datasets_are_demonstrations(kind: str, tmp_path: Path) -> No
     episodes = read_episodes(folder)
     assert len(episodes) == (1 if kind == "tensors" else 3)
     assert set(episodes.steps["action"].flatten().tolist()) == {-1.0, 1.0}
+    done = {"one": [19, 59], "dataset": [19, 39, 59]}.get(kind, [])
+    assert episodes.steps["terminated"].nonzero().flatten().tolist() == done
     pushes = [float(agent.predict([x, 0.0])[0]) for x in (-0.9, 0.9)]
     assert pushes[0] > 10 > pushes[1], "in newtons"
 
@@ -206,6 +210,9 @@ CLONING = {"learner": "imitate", "policy": "deterministic", **SMALL}
 
 def test_demonstrations_that_lack_something_are_refused(tmp_path: Path) -> None:
     obs, action = steps(60)
+    for eye in (np.zeros((60, 3, 32, 32), np.uint8), np.zeros((60, 32, 32, 3), np.float32)):
+        with pytest.raises(ConfigError, match=r"obs/eye .* uint8 \[N, height, width, channels\]"):
+            write_episodes({"obs": {"eye": eye}, "action": action}, None, tmp_path, False)
     whole = {"obs": obs, "action": action, "done": np.arange(60) % 20 == 19}
     alone = em.train(demos=whole, learner="imitate", out=str(tmp_path / "alone"), **SMALL)
     assert alone.predict(obs[0]).shape == (1,), "they need no environment"

@@ -67,12 +67,9 @@ def test_every_slice_has_exact_shares(
     assert torch.equal(batch["obs/state"][:, 1], batch["reward"])  # rows stay whole
 
 
-def test_nothing_is_drawn_from_a_source_without_a_share() -> None:
+def test_an_empty_source_without_a_share_and_refusals() -> None:
     mix = Mixture([filled(1), ReplayBuffer(5)], (1.0, 0.0))
     assert mix.sample(5)["reward"].tolist() == [1] * 5
-
-
-def test_refusals() -> None:
     other = ReplayBuffer(4)
     other.add({"reward": torch.zeros(2), "obs/image": torch.zeros(2, 2)})
     for second, share, count, says in (
@@ -150,13 +147,15 @@ def test_only_pictures_of_a_batch_are_shifted() -> None:
             for when in ("obs", "next_obs")
         }
     )
+    data.rows["obs/history/eye"] = torch.stack([data.rows["obs/eye"]] * 2, 1)
     source = RandomShift(data, spec, 2)
     torch.manual_seed(0)
     plain = data.sample(20)
     torch.manual_seed(0)
     shifted = source.sample(20)
     changed = {key for key in plain if not torch.equal(plain[key], shifted[key])}
-    assert changed == {"obs/eye", "next_obs/eye"} and len(source) == 50
+    assert changed == {"obs/eye", "next_obs/eye", "obs/history/eye"} and len(source) == 50
+    assert torch.equal(shifted["obs/history/eye"], torch.stack([shifted["obs/eye"]] * 2, 1))
 
 
 def numbers(values: Sequence[float]) -> Tensors:

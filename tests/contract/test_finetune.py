@@ -22,7 +22,6 @@ from tests.learners.parts import copies, moved
 FILES = sorted(Path("configs/finetune").glob("*.yaml"))
 NODES: dict[str, dict[str, Any]] = {file.stem: yaml.safe_load(file.read_text()) for file in FILES}
 WITH_INNER = [n for n in NODES if issubclass(resolve(NODES[n]["_target_"], PolicyWrapper), Steered)]
-WITHOUT_INNER = [n for n in NODES if n not in WITH_INNER]
 SPEC = Spec({"state": Leaf((5,))}, Leaf((3,), low=-1.0, high=1.0), dt=0.05)
 INNER = {"_target_": "embodied.policies.gaussian.Gaussian", "hidden": [16], "zero_head": True}
 MOVING = INNER | {"zero_head": False}

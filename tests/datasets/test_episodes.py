@@ -497,6 +497,7 @@ def test_another_spec_is_refused(tmp_path: Path) -> None:
         ({"reward": torch.tensor([0.0, float("nan"), 0.0])}, "reward is not finite"),
         ({"terminated": torch.tensor([True, False, False])}, "ends at its last step"),
         ({"truncated": torch.tensor([False, False, True])}, "not both"),
+        ({"truncated": torch.tensor([0.0, 0.0, 0.5])}, "truncated has numbers that bool cannot"),
         ({"extra": torch.zeros(3)}, "extra differ"),
         ({"action": torch.zeros(0, 2)}, "at least one step"),
     ],

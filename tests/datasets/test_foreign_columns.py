@@ -18,6 +18,7 @@ import torch
 from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.spec import DEPTH, Leaf, Spec, SpecMismatch
+from embodied.core.text import encode
 from embodied.datasets.editing.check import CheckConfig
 from embodied.datasets.editing.edit import checked, drop, merge, numbered
 from embodied.datasets.lerobot.pictures import LazyPictures
@@ -324,6 +325,17 @@ def test_a_policy_listens(said: Path, tmp_path: Path) -> None:
         served.infer({"state": state, "prompt": "up"})
     with pytest.raises(RequestError, match="say what to do: prompt='left' or 'right'"):
         served.infer({"state": state})
+
+
+def test_an_observed_sentence_is_heard_as_the_instruction(tmp_path: Path) -> None:
+    spec = Spec({"state": Leaf((2,)), "said": Leaf((8,), "uint8", unit="text")}, ACT, dt=0.1)
+    with EpisodeWriter(tmp_path / "data", spec) as writer:
+        for word in ("left", "right"):
+            seen = {"state": torch.rand(11, 2), "said": encode([word] * 11, 8)}
+            writer.add(recorded(seen, torch.rand(10, 2)), word)
+    words = [*LISTENER[:3], "steps=2", f"demos={tmp_path / 'data'}", f"out={tmp_path / 'run'}"]
+    policy = checkpoint.load_policy(train(words))
+    assert set(policy.spec.obs) == {"state", "instruction"} and policy.spec.listens
 
 
 def test_sentences_that_mean_the_like_are_near() -> None:

@@ -117,6 +117,8 @@ def test_the_cache_keeps_the_newest_within_its_bound(folder: Path) -> None:
     hits = store.cache.hits
     lazy[first : first + 20].load()
     assert store.cache.hits == hits + 20
+    (nothing := FrameCache(0)).put((0, 0), np.zeros((2, 2, 3), np.uint8))
+    assert nothing.get((0, 0)) is None and nothing.size == 0
 
 
 def test_more_than_fits_in_memory_is_refused_in_one_line(folder: Path) -> None:
@@ -194,9 +196,3 @@ def test_a_film_that_is_cut_short_is_named_when_it_is_read(tmp_path: Path) -> No
     assert lazy.steps["obs/front"][:12].load().shape == (12, H, W, 3)
     with pytest.raises(DatasetError, match=r"file-000.mp4 is damaged"):
         lazy.steps["obs/front"][20:22].load()
-
-
-def test_a_cache_of_nothing_keeps_nothing() -> None:
-    cache = FrameCache(0)
-    cache.put((0, 0), np.zeros((2, 2, 3), np.uint8))
-    assert cache.get((0, 0)) is None and cache.size == 0

@@ -60,18 +60,6 @@ def test_past_observations() -> None:
     assert after == [[0, 1], [1, 2], [1, 2], [10, 11], [11, 12], [11, 12]]
 
 
-def test_chunks_of_two_at_every_offset() -> None:
-    rows = transitions(TWO, gamma=0.5, chunk=2)
-    # 1 + 2/2, 2 + 4/2, 4 (cut); 8 + 16/2, 16 + 32/2, 32 (cut)
-    assert rows["reward"].tolist() == [2, 4, 4, 16, 32, 32]
-    # The first episode terminates at its third step, which rows 1 and 2 contain.
-    assert rows["discount"].tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
-    assert rows["next_obs/state"].flatten().tolist() == [2, 3, 3, 12, 13, 13]
-    assert rows["action"].shape == (6, 4)
-    assert rows["action"][0].tolist() == [0, 0, 1, -1]
-    assert rows["action"][2].tolist() == [2, -2, 2, -2]  # cut: the last action again
-
-
 def test_n_steps_of_chunks() -> None:
     """Two decisions of two steps: rewards of four steps, the actions of the first two."""
     data = episodes([[1.0, 2.0, 4.0, 8.0, 16.0], [32.0, 64.0, 128.0]], [True, False])
@@ -83,6 +71,8 @@ def test_n_steps_of_chunks() -> None:
     assert rows["next_obs/state"].flatten().tolist() == [4, 5, 5, 5, 5, 13, 13, 13]
     assert rows["executed_steps"].tolist() == [2, 2, 2, 2, 1, 2, 2, 1]
     assert torch.equal(rows["action"], transitions(data, 0.5, chunk=2)["action"])
+    assert rows["action"][0].tolist() == [0, 0, 1, -1]
+    assert rows["action"][4].tolist() == [4, -4, 4, -4]  # cut: the last action again
 
 
 def test_returns_end_where_the_recording_says_so() -> None:
@@ -122,21 +112,18 @@ def test_chained_rows_give_the_return_of_the_chain(width: int, kind: dict[str, i
             assert weight == pytest.approx(bootstrap, rel=1e-5)
 
 
-def test_imitation_chunks() -> None:
-    rows = chunks(TWO, 3)
-    assert rows["action"].shape == (6, 3, 2)
-    assert rows["action"][1, :, 0].tolist() == [1, 2, 2]
-    assert rows["action"][3, :, 0].tolist() == [10, 11, 12]
-    assert rows["valid"].tolist()[:3] == [[True] * 3, [True, True, False], [True, False, False]]
-    assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 10, 11, 12]
-    assert rows["episode"].tolist() == [0, 0, 0, 1, 1, 1]
-
-
 def taken_over(data: Episodes, theirs: list[bool]) -> Episodes:
     return with_steps(data, {"intervened": torch.tensor(theirs)})
 
 
-def test_a_persons_chunk_ends_where_they_let_go() -> None:
+def test_a_chunk_ends_with_its_episode_or_where_a_person_lets_go() -> None:
+    classes = with_steps(TWO, {"action": torch.arange(6)})
+    for made in (transitions(classes, 0.9, chunk=2), chunks(classes, 2)):
+        assert made["action"].tolist() == [[0, 1], [1, 2], [2, 2], [3, 4], [4, 5], [5, 5]]
+    rows = chunks(TWO, 3)
+    assert rows["valid"].tolist()[:3] == [[True] * 3, [True, True, False], [True, False, False]]
+    assert rows["action"][1].tolist() == [[1, -1], [2, -2], [2, -2]]
+    assert rows["obs/state"].flatten().tolist() == [0, 1, 2, 10, 11, 12]
     data = taken_over(TWO, [False, True, True, True, False, True])
     rows = chunks(data, 2)
     assert rows["valid"].int().tolist() == [[0, 0], [1, 1], [1, 0], [1, 0], [0, 0], [1, 0]]
@@ -146,19 +133,9 @@ def test_a_persons_chunk_ends_where_they_let_go() -> None:
     assert found["real"].all(), "as of any demonstration"
     with pytest.raises(ConfigError, match="no column fast"):
         flags(data, ["fast"])
-
-
-def test_who_acted_is_kept_beside_recordings_that_do_not_say() -> None:
     both = joined([TWO, taken_over(TWO, [True, False] * 3)])
-    assert human_steps(both).tolist() == [True] * 6 + [True, False] * 3
+    assert human_steps(both).tolist() == [True] * 6 + [True, False] * 3, "others do not say it"
     assert "intervened" not in joined([TWO, TWO]).steps
-
-
-def test_discrete_actions() -> None:
-    data = episodes([[1.0, 1.0]], [True])
-    data.steps["action"] = torch.tensor([3, 5])
-    assert transitions(data, 0.9, chunk=2)["action"].tolist() == [[3, 5], [5, 5]]
-    assert chunks(data, 2)["action"].tolist() == [[3, 5], [5, 5]]
 
 
 def test_sampling_is_uniform_and_repeatable() -> None:

@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 from embodied.core.build import ConfigError, build
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors
+from embodied.datasets.transitions import read_joined
 from embodied.export.c_header import FLAGS
 from embodied.models import dynamics
 from embodied.models.dynamics import Dynamics, Fit
 from embodied.models.ensemble import MlpEnsemble, bounded, gaussian_loss, held_out, predicted
 from embodied.models.sindy import Config, Library, Sindy, readable, stlsq
-from embodied.models.train import TrainConfig, model_transitions, read, train
+from embodied.models.train import TrainConfig, model_transitions, train
 from tests.builders import exit_of
 from tests.linear_system import SPEC, node, record, step
 
@@ -117,7 +118,7 @@ def test_elites_have_the_least_held_out_error(folder: Path, made: tuple[Dynamics
             return super().loss(type(batch)(batch.x, y, batch.ended))
 
     model = spoiled(Spoiled, most_updates=300)
-    model.fit(model_transitions(read([str(folder / "demos")]), SPEC.obs))
+    model.fit(model_transitions(read_joined([str(folder / "demos")]), SPEC.obs))
     assert int(model.elites[0]) == 2
 
 
@@ -130,7 +131,7 @@ def test_the_best_parameters_are_kept(folder: Path, made: tuple[Dynamics, Fit]) 
 
     model = spoiled(Wrong, most_updates=3000, patience=2)
     before = [weight.clone() for weight in model.net.weights]
-    fit = model.fit(model_transitions(read([str(folder / "demos")]), SPEC.obs))
+    fit = model.fit(model_transitions(read_joined([str(folder / "demos")]), SPEC.obs))
     assert fit.history[-1][0] == 200  # two looks without improvement
     assert all(torch.equal(a, b) for a, b in zip(before, model.net.weights, strict=True))
 

@@ -21,6 +21,7 @@ from embodied.core.build import ConfigError
 from embodied.core.spec import Leaf, Spec
 from embodied.core.tensors import Tensors, nest
 from embodied.datasets.lerobot.reader import Episodes, EpisodeWriter, read_episodes
+from embodied.datasets.lerobot.schema import read_info
 from embodied.nn.statistics import spearman
 from embodied.rewards.intrinsic.features import Novelty
 from embodied.rewards.preferences.labellers import agreement, sample_pairs, split
@@ -400,9 +401,11 @@ WORDS = ["reward=preference", "reward.leaf=state", "reward.labels=100", "reward.
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     episodes, folder = recording(episodes=12), tmp_path_factory.mktemp("recorded") / "data"
-    with EpisodeWriter(folder, episodes.spec) as writer:
+    spec = episodes.spec.with_obs(eye=Leaf((7, 7, 3), "uint8"))
+    eye = {f"{w}obs/eye": torch.randint(256, (12, 7, 7, 3)).byte() for w in ("", "next_")}
+    with EpisodeWriter(folder, spec, "ur5", "png") as writer:
         for number in range(len(episodes)):
-            writer.add(episodes.episode(number), info={"number": number})
+            writer.add(episodes.episode(number) | eye, info={"number": number})
     return folder
 
 
@@ -420,7 +423,7 @@ def test_a_copy_is_paid_by_what_was_learned(
     require_same(old.final, new.final)
     assert float(paid.max()) == pytest.approx(0, abs=1e-5)
     assert float(paid.std()) == pytest.approx(1, abs=1e-3)
-    assert new.info[3]["number"] == 3
+    assert new.info[3]["number"] == 3 and read_info(out)["robot_type"] == "ur5"
     facts = json.loads((out / "preferences.json").read_text())
     assert facts["labels"] == 100
     assert facts["reward"]["labeller"]["_target_"].endswith("SimulatedLabeller")

@@ -93,15 +93,12 @@ def with_time(values: Tensor) -> float:
     return spearman(values, torch.arange(len(values)))
 
 
-def test_hops_by_hand() -> None:
+def test_hops_and_readouts_that_disagree_by_hand() -> None:
     before = torch.tensor([0.2, 0.6, 0.0, 1.0, 1.0, 0.0, 0.5])
     after = torch.tensor([0.6, 0.2, 1.0, 0.0, 1.0, 0.0, 0.5])
     expected = torch.tensor([0.5, -2 / 3, 1.0, -1.0, 0.0, 0.0, 0.0])
     torch.testing.assert_close(hop(before, after), expected)
     torch.testing.assert_close(compose(before, expected), after)
-
-
-def test_readouts_that_disagree_count_less() -> None:
     forward, backward = torch.tensor([0.4, 0.9]), torch.tensor([0.4, 0.4])
     torch.testing.assert_close(agreement(forward, backward, 0.5), torch.tensor([1.0, math.exp(-1)]))
 
@@ -365,13 +362,17 @@ def test_images_are_seen_by_the_frozen_encoder(tmp_path: Path) -> None:
 WEIGHTING = {"_target_": "embodied.rewards.demonstrations.rewind.ProgressGain"}
 
 
-def test_weights_by_hand() -> None:
+def test_weights_by_hand_and_without_any_gain() -> None:
     gain = torch.tensor([-0.5, -0.01, 0.0, 0.005, 0.02, 0.4], dtype=torch.float64)
     mean, std = gain.mean(), gain.std(correction=0)
     expected = (gain - (mean - 2 * std)) / (4 * std)
     expected[:2], expected[4:] = 0, 1
     assert 0 < expected[2] < expected[3] < 1
     torch.testing.assert_close(weights(gain, 0.01), expected)
+    with pytest.raises(ConfigError, match=r"weighting\.rewind\.demos=DIR"):
+        build(WEIGHTING, ProgressGain)
+    with pytest.raises(ConfigError, match="gains progress"):
+        weights(torch.tensor([-0.1, -0.2], dtype=torch.float64), 0.01)
 
 
 def test_detours_are_not_sampled(tmp_path: Path, six_shown: str) -> None:
@@ -387,10 +388,3 @@ def test_detours_are_not_sampled(tmp_path: Path, six_shown: str) -> None:
     assert each[:, back].mean() < 0.1 and each[:, onwards].mean() > 0.9
     drawn = Weighted({"x": torch.arange(4 * 37)}, weight).sample(2000)["x"] % 37
     assert float(torch.isin(drawn, back).float().mean()) < 0.05
-
-
-def test_demonstrations_that_gain_progress_are_needed() -> None:
-    with pytest.raises(ConfigError, match=r"weighting\.rewind\.demos=DIR"):
-        build(WEIGHTING, ProgressGain)
-    with pytest.raises(ConfigError, match="gains progress"):
-        weights(torch.tensor([-0.1, -0.2], dtype=torch.float64), 0.01)

@@ -207,6 +207,8 @@ def test_what_has_no_effect_or_no_sense_is_one_line(
         ({"demos": True, "init": True, "data.pretrain_steps": 1}, False),
         ({"demos": True, "init": True, "data.normalize": True}, True),
         ({"data.warmup_steps": 8, "init": True, "finetune": RESIDUAL}, True),
+        ({"demos": True, "regime": "offline"}, True),
+        ({"demos": True, "regime": "offline", "init": True}, False),
     ],
 )
 def test_observations_are_normalised_where_something_is_known(
@@ -218,9 +220,12 @@ def test_observations_are_normalised_where_something_is_known(
     if "init" in more:
         run(node(tmp_path / "before", "off_policy", None))
         more["init"] = str(tmp_path / "before")
-    components = made(tmp_path / "run", "off_policy", given, **more)
+    regime = more.pop("regime", "off_policy")
+    components = made(tmp_path / "run", regime, given, **more)
     norm = components.learner.policy.state_dict()["encoder.norm.mean"]
-    assert (bool(norm.any()) or components.loop.fit_after_warmup) == fitted
+    assert (bool(norm.any()) or getattr(components.loop, "fit_after_warmup", False)) == fitted
+    new = components.learner.critic.encoder.norm.mean
+    assert regime == "off_policy" or new.any(), "a critic is new in any case"
 
 
 def test_demonstrations_have_the_rewards_of_the_run(tmp_path: Path, demos: str) -> None:

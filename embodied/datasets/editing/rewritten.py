@@ -34,7 +34,6 @@ from embodied.datasets.editing.edit import new_folder, scratch_of
 from embodied.datasets.editing.write import Copied
 from embodied.datasets.lerobot.pictures import load
 from embodied.datasets.lerobot.reader import DatasetError, EpisodeWriter, read_episodes
-from embodied.datasets.lerobot.schema import columns_of_info, images_of, read_info
 from embodied.datasets.transitions import INTERVENED
 
 SIDES = {"left": "right", "right": "left", "Left": "Right", "Right": "Left"}
@@ -136,12 +135,11 @@ def mirror(path: Path | str, out: Path | str, table: Table) -> Copied:
 def rewritten(path: Path | str, out: Path | str, change: Change, empty: str) -> Copied:
     """Write what `change` makes of each episode of the dataset at `path` to the new folder `out`;
     DatasetError, with the reason `empty`, if that is nothing."""
-    episodes, info, made = read_episodes(path), read_info(Path(path)), Copied()
-    spec, images = episodes.spec, images_of(columns_of_info(info))
-    robot = str(info.get("robot_type"))
+    episodes, made = read_episodes(path), Copied()
+    spec = episodes.spec
     with new_folder(out) as partial, scratch_of(partial) as scratch:
         whole = scratch / "whole"
-        with EpisodeWriter(whole, spec, robot, images) as writer:
+        with EpisodeWriter.like(path, whole, spec) as writer:
             for number in range(len(episodes)):
                 known = episodes.info[number] if episodes.info else None
                 episode = load(episodes.episode(number))

@@ -33,20 +33,18 @@ Put = Callable[[int, np.ndarray], None]
 
 
 class FrameCache:
-    """The newest decoded pictures, at most `limit` bytes of them; `hits` and `misses` count."""
+    """The newest decoded pictures, at most `limit` bytes of them; `hits` counts."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.size = limit, 0
-        self.hits = self.misses = 0
+        self.hits = 0
         self.lock = threading.Lock()
         self.kept: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
     def get(self, key: tuple[int, int]) -> np.ndarray | None:
         with self.lock:
             found = self.kept.get(key)
-            if found is None:
-                self.misses += 1
-            else:
+            if found is not None:
                 self.hits += 1
                 self.kept.move_to_end(key)
             return found

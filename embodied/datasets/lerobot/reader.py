@@ -121,8 +121,7 @@ def salvage(path: Path | str, out: Path | str) -> int:
     info, index = schema.read_info(path), schema.read_index(path, whole=False)
     spec = schema.spec_of_info(info)
     numbers = [] if index is None else index["episode_index"].to_pylist()
-    images = schema.images_of(schema.columns_of_info(info))
-    with EpisodeWriter(out, spec, str(info.get("robot_type")), images) as writer:
+    with EpisodeWriter.like(path, out, spec) as writer:
         parts: list[tuple[pa.Table | None, list[Pending]]] = []
         if index is not None:
             parts += [(index.slice(place, 1), []) for place in range(len(numbers))]

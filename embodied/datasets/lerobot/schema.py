@@ -510,19 +510,30 @@ def damaged(file: Path, error: object) -> DatasetError:
     )
 
 
-def read_info(path: Path) -> dict[str, Any]:
-    """meta/info.json; DatasetError where there is none, or not of version 3."""
+def read_any_info(path: Path) -> dict[str, Any]:
+    """meta/info.json of any version; DatasetError where there is none."""
     file = path / "meta" / "info.json"
     if not file.exists():
         raise DatasetError(f"{path} holds no dataset (there is no {file})")
     try:
         info = read_json(file)
-        version = str(info["codebase_version"])
+        info["codebase_version"] = str(info["codebase_version"])
         _ = info["total_episodes"] + 0, info["total_frames"] + 0
-        require_info(info, file)
+        require_names(info["features"], file)
+        for feature in info["features"].values():
+            _ = feature["dtype"], tuple(feature["shape"])
+        sizes = (info.get(f"{kind}_files_size_in_mb", 1) for kind in ("data", "video"))
+        if not 0 < info["fps"] < np.inf or min(info.get("chunks_size", 1), *sizes) <= 0:
+            raise ValueError("fps, chunks_size and the sizes of files should be above 0")
+        return info
     except (*DAMAGE, TypeError, AttributeError) as error:
         raise damaged(file, error) from error
-    if not version.startswith("v3."):
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """meta/info.json; DatasetError where there is none, or not of version 3."""
+    info, file = read_any_info(path), path / "meta" / "info.json"
+    if not (version := info["codebase_version"]).startswith("v3."):
         raise DatasetError(
             f"{path} is a LeRobot dataset of version {version}, {VERSION} is needed; "
             f"convert it: embodied demos convert lerobot {path} NEW_FOLDER"
@@ -536,17 +547,6 @@ def read_info(path: Path) -> dict[str, Any]:
             require_names((column.name for column in columns_of_info(info)), file)
             spec_of_info(info)
     return info
-
-
-def require_info(info: Mapping[str, Any], file: Path) -> None:
-    """That of the info.json `file`, of any version, which the rest computes with. FileError for a
-    name of a feature that is none; ValueError, KeyError, TypeError, AttributeError."""
-    require_names(info["features"], file)
-    for feature in info["features"].values():
-        _ = feature["dtype"], tuple(feature["shape"])
-    sizes = (info.get(f"{kind}_files_size_in_mb", 1) for kind in ("data", "video"))
-    if not 0 < info["fps"] < np.inf or min(info.get("chunks_size", 1), *sizes) <= 0:
-        raise ValueError("fps, chunks_size and the sizes of files should be above 0")
 
 
 def read_index(path: Path, whole: bool = True) -> pa.Table | None:

@@ -314,6 +314,13 @@ class EpisodeWriter:
             self._unlock()
             raise
 
+    @classmethod
+    def like(cls, source: Path | str, path: Path | str, spec: Spec) -> EpisodeWriter:
+        """A writer of `path` that names the robot and keeps pictures as the dataset `source`."""
+        info = schema.read_info(Path(source))
+        images = schema.images_of(schema.columns_of_info(info))
+        return cls(path, spec, str(info.get("robot_type")), images)
+
     def __len__(self) -> int:
         """Finished episodes in the folder."""
         return self.count
@@ -530,7 +537,11 @@ def _fitting(values: Tensor, key: str, leaf: Leaf, length: int = 1) -> Tensor:
         raise DatasetError(
             f"{key} is {list(value.shape)}, expected {[length, *leaf.shape]} (steps first)"
         )
+    given = value
     value = value.to(getattr(torch, leaf.dtype)) if leaf.dtype else value
+    lossy = value.dtype != given.dtype and not value.is_floating_point()
+    if lossy and not torch.equal(value.to(given.dtype), given):
+        raise DatasetError(f"{key} has numbers that {leaf.dtype} cannot hold (pictures: 0 to 255)")
     if value.is_floating_point() and not torch.isfinite(value).all():
         raise DatasetError(f"{key} is not finite; the episode was not kept")
     return value

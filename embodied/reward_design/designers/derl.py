@@ -88,15 +88,12 @@ class Tokens:
             if operand and word == "(":
                 return left >= opened + 2
             if operand:
-                return self._stands(word)
+                return word not in (*OPERATORS, ")")
             if word == ")":
                 return opened > 0
             return word in OPERATORS and left >= opened + 1
 
         return [fits(word) for word in self.words]
-
-    def _stands(self, word: str) -> bool:
-        return word not in (*OPERATORS, "(", ")", END)
 
     def text(self, tokens: list[int], names: dict[int, str]) -> str:
         """The expression, with `names` for the primitives."""
