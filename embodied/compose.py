@@ -374,7 +374,7 @@ def _unknown_part(key: str, top: Node, groups: set[str]) -> str:
     """The part of a dotted `key` that is not in the primary configuration; empty: all are."""
     here: Any = top
     for depth, name in enumerate(key.split(".")):
-        if here is None or isinstance(here, dict) and "_target_" in here:
+        if here is None or (isinstance(here, dict) and "_target_" in here):
             return ""  # null: an option may be chosen for it (env@eval.env=NAME)
         known = {*here, *(groups if depth == 0 else ())} if isinstance(here, dict) else set()
         if name not in known - {"defaults"}:
