@@ -190,7 +190,7 @@ class ResetStateWrapper(EpisodeWrapper):
     ) -> Tensors:
         """Interrupted episodes are not reported to the teacher."""
         if mask is None:
-            self.resets.pending.clear()
+            self.resets.forget()
         return self._place(self.env.reset(seed, task, mask), self.rows(mask))
 
     def step(self, action: Tensor) -> Step:
@@ -316,9 +316,10 @@ class ResetDistribution(EpisodeTeacher):
         placed = began != DEFAULT_RESET
         lost = placed & ~np.isfinite(scores)
         self._ignore(int(lost.sum()))
-        kept = np.flatnonzero(placed & ~lost)
-        if len(kept):
-            self.learn(began[kept].tolist(), scores[kept], [known[i][1] for i in kept])
+        kept = np.flatnonzero(placed & ~lost).tolist()
+        if due := self._due({int(ticket[i]): (*known[i], scores[i]) for i in kept}):
+            states, memos, learned = zip(*due, strict=True)
+            self.learn(list(states), np.array(learned), list(memos))
 
     def scores(self, began: Any, outcome: Outcome) -> Floats:
         """[n] in [0, 1]; NaN where unknown."""
