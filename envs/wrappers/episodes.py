@@ -72,7 +72,7 @@ class ActionRepeat(Wrapper):
 
     An env whose episode ends early has been reset by the inner environment; it is reset once more
     at the end (from its own generator), so that its new episode has had no actions yet. `log` is
-    that of the last step of the episode; `success` is true if any of the inner steps succeeded.
+    that of the last step of the episode; a flag (`success`) is true if it was in any inner step.
     """
 
     def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
@@ -93,8 +93,8 @@ class ActionRepeat(Wrapper):
             reward = result.reward + self.discount**i * step.reward * ~done
             # `before` in envs that are `done` [B], else `step`.
             log = where(done, result.log, step.log)
-            if "success" in log:
-                log["success"] = result.log["success"] | log["success"]
+            flags = (name for name, each in log.items() if each.dtype == torch.bool)
+            log |= {name: result.log[name] | log[name] for name in flags}
             result = Step(
                 obs=step.obs,
                 next_obs=where(done, result.next_obs, step.next_obs),
