@@ -175,7 +175,8 @@ def support_of(config: Any) -> Support | None:
     """The `atoms` of `config` from the least to the largest of its `values`; None without atoms."""
     if not config.atoms and config.values != type(config).values:
         raise ConfigError("learner.values has no effect without learner.atoms=101: leave it out")
-    return Support(*config.values, config.atoms) if config.atoms else None
+    low, high = config.values
+    return Support(low, high, config.atoms) if config.atoms else None
 
 
 @dataclass(frozen=True)
