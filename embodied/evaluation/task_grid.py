@@ -65,6 +65,15 @@ def held_out(env: VecEnv) -> Tensor | None:
     return None if keeper is None else keeper.held_out
 
 
+def exam(env: VecEnv, episodes: int) -> tuple[VecEnv, int]:
+    """`env` whose episodes are its held-out tasks, where it has some, and how many of `episodes`
+    that are."""
+    tasks = held_out(env)
+    if tasks is None:
+        return env, episodes
+    return TaskGridEval(env, tasks[:episodes]), len(tasks[:episodes])
+
+
 class TaskGridEval(Wrapper):
     """Parallel env i of B runs tasks i, i + B, i + 2B, ... of `tasks` [N, D], cyclically: the order
     in which `evaluate` lists episodes."""

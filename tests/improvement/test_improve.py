@@ -22,10 +22,13 @@ from embodied.commands.eval import evaluate_run
 from embodied.commands.train import train
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
+from embodied.envs.maze.env import Config, Maze
 from embodied.improvement import race
 from embodied.improvement.advice import Score
+from embodied.improvement.improve import HELD_OUT, TUNING, ImproveConfig
 from embodied.improvement.settings import improvement_settings
 from embodied.training.logger import read_metrics
+from tests.builders import make_policy
 from tests.policies.remote.servers import free_port
 from tests.tiers import only_all
 
@@ -45,6 +48,37 @@ def raced(
     return race.race(
         [*ways], rungs, run, race.Journal(folder / "race.jsonl"), pool or race.AtOnce()
     )
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the episodes of a maze are given their tasks, each time that some begin."""
+    given, reset = list[bool](), Maze.reset
+
+    def told(self: Maze, seed: Any = None, task: Any = None, mask: Any = None) -> Any:
+        given.append(task is not None)
+        return reset(self, seed, task, mask)
+
+    monkeypatch.setattr(Maze, "reset", told)
+    return given
+
+
+def test_held_out_tasks_are_for_results_alone(tmp_path: Path, tasks: list[bool]) -> None:
+    """Mazes: what chooses plays others; `em.evaluate` reports, as `embodied eval`."""
+    env = {"_target_": "embodied.envs.maze.env.Maze", "side": 5, "blocks": 6, "horizon": 4}
+    world = Maze(Config(side=5, blocks=6, horizon=4, num_envs=2))
+    policy = make_policy("categorical.Categorical", world.spec)
+    run = str(checkpoint.save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0))
+    config = ImproveConfig(policy=run, out=str(tmp_path), env=env, num_envs=2)
+    commands = command._commands(env, (), (), config)
+    commands.play(run, (), 4, TUNING)
+    assert tasks and not any(tasks)
+    for report in (
+        lambda: commands.play(run, (), 4, HELD_OUT),
+        lambda: em.evaluate(policy, world, episodes=4),
+    ):
+        tasks.clear()
+        assert len(report().returns) == 4 and all(tasks)
 
 
 def test_every_rung_has_the_same_share_of_the_budget() -> None:
