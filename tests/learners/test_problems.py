@@ -108,21 +108,6 @@ def test_policies_that_do_not_fit_are_refused(target: str, policy: str, says: st
         make_learner(target, make_policy(policy, SPEC), run=RunPlan(1))
 
 
-@pytest.mark.parametrize(
-    ("target", "policy", "settings", "says"),
-    [
-        ("off_policy.td3.Td3", "deterministic.Deterministic", {"values": [0, 1]}, "learner.atoms="),
-        ("on_policy.hnpg.Hnpg", NORMAL, {"value": {"head": 0.1}}, "value.head"),
-        ("offline.fb.Fb", "prompted.Prompted", {"n_step": 3}, "n_step"),
-    ],
-)
-def test_settings_without_an_effect_are_refused(
-    target: str, policy: str, settings: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ConfigError, match=says):
-        make_learner(target, make_policy(policy, SPEC), run=RunPlan(1), **settings)
-
-
 def test_a_recorded_update_needs_a_gpu() -> None:
     policy = make_policy("gaussian.Gaussian", SPEC)
     learner = make_learner("off_policy.sac.Sac", policy, cuda_graph=True)
@@ -160,6 +145,9 @@ def test_a_recorded_update_learns_like_a_plain_one(
     [
         ("off_policy.h2o.H2o", "gaussian.Gaussian", {"n_step": 3}, "single steps"),
         ("off_policy.iwocs.Iwocs", "wrappers.iwocs.Member", {"n_step": 3}, "n_step=1"),
+        ("off_policy.td3.Td3", "deterministic.Deterministic", {"values": [0, 1]}, "learner.atoms="),
+        ("on_policy.hnpg.Hnpg", NORMAL, {"value": {"head": 0.1}}, "value.head"),
+        ("offline.fb.Fb", "prompted.Prompted", {"n_step": 3}, "n_step"),
         (
             "on_policy.ppo.Ppo",
             "diagonal_gaussian.DiagonalGaussian",
