@@ -51,12 +51,7 @@ class TimeLimit(Wrapper):
         age = self.memory["age"] + 1
         late = (age >= self.steps) & ~step.ended
         self.memory["age"] = age.masked_fill(late | step.ended, 0)
-        if not late.any():
-            return step
-        following = copied(step.next_obs)
-        self._notify_before_reset(late)
-        obs = self.env.reset(mask=late)
-        return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late)
+        return replace(self.begun_anew(step, late), truncated=step.truncated | late)
 
 
 @dataclass(frozen=True)
@@ -130,8 +125,4 @@ class SparseSuccess(Wrapper):
             terminated=step.terminated | success,
             truncated=step.truncated & ~success,
         )
-        if not early.any():
-            return step
-        following = copied(step.next_obs)
-        self._notify_before_reset(early)
-        return replace(step, obs=self.env.reset(mask=early), next_obs=following)
+        return self.begun_anew(step, early)

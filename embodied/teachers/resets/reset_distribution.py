@@ -203,18 +203,15 @@ class ResetStateWrapper(EpisodeWrapper):
         over = step.ended | late
         if not over.any():
             return replace(step, log=log)
+        step = self.begun_anew(step, late)
         following = {key: value.clone() for key, value in step.next_obs.items()}
-        obs = step.obs
-        if late.any():
-            self._notify_before_reset(late)
-            obs = self.env.reset(mask=late)
         at = over.nonzero().flatten()
         ticket, outcome = self._outcomes(at)
         self.resets.update(ticket, outcome)
         began, paths = self.memory["began"][at].cpu(), self.resets.paths
         along = torch.where(began == DEFAULT_RESET, 0, paths.time[began]) / paths.lengths.max()
         self._log_episodes(ticket, outcome, along[:, None].double())
-        obs = self._place(obs, over)
+        obs = self._place(step.obs, over)
         truncated = step.truncated | late
         return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
 
