@@ -86,6 +86,12 @@ class Wrapper(VecEnv):
     def _notify_before_reset(self, rows: Tensor) -> None:
         self.env._notify_before_reset(rows)
 
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
+        """Seed the generators of `rows` [B] (bool), if there are any."""
+        if "generator" in self.memory:
+            self.streams.state = self.memory["generator"]
+            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+
     def begun_anew(self, step: Step, rows: Tensor) -> Step:
         """`step`, after the envs `rows` [B] (bool), whose inner episodes go on, were reset."""
         if not rows.any():

@@ -21,8 +21,8 @@ from embodied.commands import serve
 from embodied.commands.eval import evaluate_run
 from embodied.commands.train import train
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError
-from embodied.envs.maze.env import Config, Maze
+from embodied.core.build import ConfigError, build
+from embodied.envs.maze.env import Maze
 from embodied.improvement import race
 from embodied.improvement.advice import Score
 from embodied.improvement.improve import HELD_OUT, TUNING, ImproveConfig
@@ -50,35 +50,27 @@ def raced(
     )
 
 
-@pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the episodes of a maze are given their tasks, each time that some begin."""
+def test_held_out_tasks_are_for_results_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mazes: what chooses plays others; `em.evaluate` reports, as `embodied eval`."""
     given, reset = list[bool](), Maze.reset
 
-    def told(self: Maze, seed: Any = None, task: Any = None, mask: Any = None) -> Any:
-        given.append(task is not None)
-        return reset(self, seed, task, mask)
+    def told(world: Maze, *seed_and_task: Any) -> Any:
+        given.append(len(seed_and_task) > 1)
+        return reset(world, *seed_and_task)
 
     monkeypatch.setattr(Maze, "reset", told)
-    return given
-
-
-def test_held_out_tasks_are_for_results_alone(tmp_path: Path, tasks: list[bool]) -> None:
-    """Mazes: what chooses plays others; `em.evaluate` reports, as `embodied eval`."""
     env = {"_target_": "embodied.envs.maze.env.Maze", "side": 5, "blocks": 6, "horizon": 4}
-    world = Maze(Config(side=5, blocks=6, horizon=4, num_envs=2))
+    world = build({**env, "num_envs": 2}, Maze)
     policy = make_policy("categorical.Categorical", world.spec)
     run = str(checkpoint.save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0))
     config = ImproveConfig(policy=run, out=str(tmp_path), env=env, num_envs=2)
-    commands = command._commands(env, (), (), config)
-    commands.play(run, (), 4, TUNING)
-    assert tasks and not any(tasks)
-    for report in (
-        lambda: commands.play(run, (), 4, HELD_OUT),
-        lambda: em.evaluate(policy, world, episodes=4),
-    ):
-        tasks.clear()
-        assert len(report().returns) == 4 and all(tasks)
+    play = command._commands(env, (), (), config).play
+    assert len(play(run, (), 4, TUNING).returns) == 4 and not any(given)
+    given.clear()
+    assert len(play(run, (), 4, HELD_OUT).returns) == 4
+    assert len(em.evaluate(policy, world, episodes=4).returns) == 4 and all(given)
 
 
 def test_every_rung_has_the_same_share_of_the_budget() -> None:

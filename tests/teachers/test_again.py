@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.toy_student import Config, Student, main, read, turned
+from benchmarks.toy_student import Config, Student, main, turned
 from embodied.core.build import ConfigError
 from embodied.teachers.plots import CELLS, density, draw, quarters, success
 from embodied.teachers.students.meta_acl import Record, choose_expert, curriculum, probes, records
@@ -211,17 +211,6 @@ def test_progress_unlocks_more_than_chance(tmp_path: Path) -> None:
     chance, progress = final("uniform"), final("alpgmm", "teacher.every=200")
     assert chance <= 0.12 and progress >= 2 * chance and progress > 0.15
     assert np.load(tmp_path / "alpgmm" / "tasks.npz")["tasks"].shape == (4000, 3)
-
-
-def test_words_that_cannot_be() -> None:
-    for word, message in (
-        ("teacher=alpgm", 'did you mean "alpgmm"'),
-        ("cell=3", 'did you mean "cells"'),
-        ("quickly", "KEY=VALUE"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            main([word])
-    assert read(["teacher.random=0.5"]).settings["random"] == 0.5
 
 
 def test_quarters_are_of_the_time_not_of_the_episodes() -> None:
