@@ -66,8 +66,7 @@ def held_out(env: VecEnv) -> Tensor | None:
 
 
 def exam(env: VecEnv, episodes: int) -> tuple[VecEnv, int]:
-    """`env` whose episodes are its held-out tasks, where it has some, and how many of `episodes`
-    that are."""
+    """`env` with its held-out tasks as episodes, if it has some, and how many of `episodes`."""
     tasks = held_out(env)
     if tasks is None:
         return env, episodes
@@ -102,11 +101,8 @@ class TaskGridEval(Wrapper):
     @property
     def names(self) -> list[dict[str, str]]:
         """`name` of each held-out task; nothing for a grid."""
-        named, tasks, n = (
-            find_protocol(self.env, HasHeldOutNames),
-            held_out(self.env),
-            len(self.tasks),
-        )
+        named = find_protocol(self.env, HasHeldOutNames)
+        tasks, n = held_out(self.env), len(self.tasks)
         if named is None or tasks is None or not torch.equal(tasks[:n], self.tasks):
             return [{}] * n
         return [{"name": name} for name in named.held_out_names[:n]]

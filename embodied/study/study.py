@@ -277,8 +277,7 @@ def run(
     """
     work.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(study.prepare):
-        asked = filled(text, work=ANYWHERE)
-        command(filled(text, work=work), work / f"prepare-{number}", asked)
+        command(filled(text, work=work), work / f"prepare-{number}", filled(text, work=ANYWHERE))
     one_at_a_time = threading.Lock()
 
     def finish(out: Path) -> None:
@@ -338,8 +337,7 @@ def command(line: str, out: Path, asked: str) -> None:
     """Run a command line once; OUT.log keeps its output, OUT.done its seconds and commit, OUT.line
     what was `asked` for: the line, wherever the study's folder is.
 
-    A training that was interrupted is resumed exactly from its last checkpoint. ConfigError where
-    that, or what has finished, is of another line.
+    An interrupted training is resumed exactly. ConfigError where it, or what ended, is of another.
     """
     done, said = Path(f"{out}.done"), Path(f"{out}.line")
     words = shell_words(line, out.name)

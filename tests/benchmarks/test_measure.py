@@ -82,12 +82,6 @@ def test_other_words_are_refused(word: str) -> None:
         settings(measure, [word])
 
 
-def test_a_mistake_is_one_line() -> None:
-    done = python("-m", "benchmarks.sac", "fast=yes")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and '"fast=yes" is not a setting' in done.stderr
-
-
 def test_a_child_finds_the_package_from_any_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     put_root_on_path()

@@ -61,8 +61,7 @@ class SuccessDetector(Wrapper):
         now = self.detect(step.next_obs).to(self.device)
         passed = torch.where(now, self.memory["passed"] + 1, 0)
         won = passed >= self.steps
-        early = won & ~step.ended
-        step = self.begun_anew(step, early)
+        step = self.begun_anew(step, won & ~step.ended)
         self.memory = {"passed": passed.masked_fill(won | step.ended, 0)}
         return replace(
             step,

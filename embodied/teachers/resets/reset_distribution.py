@@ -212,8 +212,7 @@ class ResetStateWrapper(EpisodeWrapper):
         along = torch.where(began == DEFAULT_RESET, 0, paths.time[began]) / paths.lengths.max()
         self._log_episodes(ticket, outcome, along[:, None].double())
         obs = self._place(step.obs, over)
-        truncated = step.truncated | late
-        return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
+        return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late, log=log)
 
     def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
         """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""
