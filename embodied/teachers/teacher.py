@@ -133,39 +133,6 @@ class EpisodeLog:
 
 
 @dataclass(frozen=True)
-class LoggedEpisodes:
-    """n episodes in the order in which they ended: `began` [n] (their tickets, in order of
-    their start), `task` [n, D], `ret`, `success` (NaN: unknown) and `length` [n]."""
-
-    began: Floats
-    task: Floats
-    ret: Floats
-    success: Floats
-    length: Floats
-
-
-def read_episode_log(folder: Path) -> LoggedEpisodes | None:
-    """The episode log of the run in `folder`; None if there is none. Broken lines are skipped."""
-    file = folder / FILE
-    if not file.exists():
-        return None
-    rows = []
-    for line in file.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    if not rows:
-        return None
-
-    def column(name: str) -> Floats:
-        return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=float)
-
-    parts = (column("return"), column("success"), column("length"))
-    return LoggedEpisodes(column("episode"), np.array([row["task"] for row in rows]), *parts)
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Outcomes of n episodes: undiscounted return `ret` [n], `success` [n] (1, 0 or NaN if
     unknown), `length` [n] in steps.
