@@ -26,7 +26,7 @@ import yaml
 from torch import Tensor
 
 from embodied import configs
-from embodied.core.bounds import Bound, Count, CountOrZero, NonNegative
+from embodied.core.bounds import Bound, Count, CountOrZero
 from embodied.core.build import ConfigError, build, nearest, parse
 from embodied.core.spec import Leaf, Spec
 from embodied.teachers.plots import draw
@@ -34,7 +34,6 @@ from embodied.teachers.teacher import Floats, Outcome, Teacher
 
 OPEN, TOP = 75, 100
 PASSED = 50  # competence from which episodes succeed
-RUGGED = 5  # seed of the permutation of pieces, the same for every student
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +43,7 @@ class Config:
     teacher: str = "uniform"  # name of the teacher
     cells: Count = 10  # cells of each dimension
     dimensions: Count = 2  # task dimensions with an effect
-    useless: CountOrZero = 0  # additional task dimensions without effect
-    noise: NonNegative = 0.0  # standard deviation of noise on returns
-    forget: CountOrZero = 0  # episodes between resets of a random quadrant's competence; 0: never
     turn: Annotated[int, Bound(-1)] = 0  # quarter turns of the grid; -1: given by the seed
-    rugged: CountOrZero = 0  # permuted pieces of each dimension (Romac et al., 2021); 0: none
     rows: Count = 1  # episodes in parallel
     episodes: Count = 20_000  # episodes in all
     points: Count = 20  # lines of metrics
@@ -66,37 +61,24 @@ class Student:
         self.shape = (config.cells,) * config.dimensions
         self.competence = np.zeros(self.shape, np.int64)
         self.before = [each for each in product((0, -1), repeat=config.dimensions) if any(each)]
-        self.random = np.random.Generator(np.random.PCG64([config.seed, 7]))
-        self.played = 0
         self.turn = config.turn if config.turn >= 0 else config.seed % 4
-        fixed = np.random.Generator(np.random.PCG64(RUGGED))
-        self.orders = [fixed.permutation(config.rugged) for _ in self.shape if config.rugged]
-        names = tuple(f"x{i}" for i in range(config.dimensions + config.useless))
+        names = tuple(f"x{i}" for i in range(config.dimensions))
         self.task = Leaf((len(names),), low=0.0, high=1.0, names=names)
         self.spec = Spec({"state": Leaf((1,))}, Leaf((1,), low=-1.0, high=1.0), 1.0, self.task)
 
     def cell(self, task: Floats) -> tuple[int, ...]:
         """The cell of a task vector [D]."""
-        task = turned(task[: self.config.dimensions], self.turn)
-        if self.orders:
-            pairs = zip(task.tolist(), self.orders, strict=True)
-            task = np.array([shuffled(x, order) for x, order in pairs])
+        task = turned(task, self.turn)
         return tuple(min(int(x * self.config.cells), self.config.cells - 1) for x in task)
 
     def play(self, tasks: Tensor) -> Outcome:
         """Simulate episodes with task vectors `tasks` [n, D]."""
         levels = [self.episode(self.cell(task)) for task in tasks.double().numpy()]
-        ret = np.array(levels) / TOP
-        if self.config.noise:
-            ret = ret + self.config.noise * self.random.standard_normal(len(ret))
-        length = torch.ones(len(levels))
-        return Outcome(torch.tensor(ret), torch.tensor([c >= PASSED for c in levels]) + 0.0, length)
+        ret, length = torch.tensor(levels).double() / TOP, torch.ones(len(levels))
+        return Outcome(ret, torch.tensor([c >= PASSED for c in levels]) + 0.0, length)
 
     def episode(self, cell: tuple[int, ...]) -> int:
         """Simulate one episode; returns the competence of its cell afterwards."""
-        if self.config.forget and self.played and self.played % self.config.forget == 0:
-            self.competence[self.quadrant()] = 0
-        self.played += 1
         if self.open(cell):
             self.competence[cell] = min(self.competence[cell] + 1, TOP)
         return int(self.competence[cell])
@@ -106,11 +88,6 @@ class Student:
             return True
         behind = (tuple(i + j for i, j in zip(cell, step, strict=True)) for step in self.before)
         return any(min(each) >= 0 and self.competence[each] >= OPEN for each in behind)
-
-    def quadrant(self) -> tuple[slice, ...]:
-        half = self.config.cells // 2
-        ends = [(slice(0, half), slice(half, None))[self.random.integers(2)] for _ in self.shape]
-        return tuple(ends)
 
     def values(self, tasks: Floats) -> Floats:
         """Expected scores [n] at task vectors [n, D] (`HasTaskValues`), without training."""
@@ -131,12 +108,6 @@ def turned(task: Floats, turns: int) -> Floats:
     for _ in range(turns % 4):
         task[0], task[1] = task[1], 1 - task[0]
     return task
-
-
-def shuffled(x: float, order: Any) -> float:
-    """Permute the n equal pieces of [0, 1] by `order` [n]; returns the new place of `x`."""
-    piece = min(int(x * len(order)), len(order) - 1)
-    return float(order[piece] + x * len(order) - piece) / len(order)
 
 
 def main(words: list[str]) -> Path:

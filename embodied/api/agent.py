@@ -35,6 +35,7 @@ from embodied.core.saved_node import python_names, read_run_settings, read_saved
 from embodied.core.spec import INSTRUCTION, MASK, Spec, hidden, require_same
 from embodied.core.tensors import Tensors
 from embodied.evaluation import evaluate as evaluation
+from embodied.evaluation.task_grid import exam
 from embodied.learners.acceleration import accelerate
 from embodied.learners.learner import Learner, RunPlan
 from embodied.mistakes import answer
@@ -160,7 +161,7 @@ class Agent:
         with env_for(self, env, 1) as made:
             try:
                 policy = fitting(self.policy, task, made.spec)
-                frames = film(policy, made, 1, seed, execute=self.execute)
+                frames = film(policy, *exam(made, 1), seed, execute=self.execute)
             except NotImplementedError as error:
                 raise ConfigError(f"there is nothing to film: {error}") from error
         Path(file).parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +275,8 @@ def evaluate(
     num_envs: int = 10,
     task: str | None = None,
 ) -> evaluation.Evaluation:
-    """Play `episodes` episodes from initial states that depend on `seed` only, without exploration.
+    """Play `episodes` episodes from initial states that depend on `seed` only, without exploration;
+    where the environment has held-out tasks, one of each of them, at most `episodes`.
 
     `agent`: also the folder of a run, or the address of a policy server. `env`: by default the one
     that the agent was trained in; a server needs it. `task`: the sentence that an agent of several
@@ -287,7 +289,7 @@ def evaluate(
     policy, execute = parts_of(agent)
     with env_for(agent, env, min(num_envs, episodes)) as made:
         policy = fitting(policy.eval(), task, made.spec)
-        return evaluation.evaluate(policy, made, episodes, seed, execute)
+        return evaluation.evaluate(policy, *exam(made, episodes), seed, execute)
 
 
 def parts_of(agent: Agent | Policy) -> tuple[Policy, int | None]:

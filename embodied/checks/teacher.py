@@ -56,7 +56,7 @@ def ready(node: Mapping[str, Any], spec: Spec, folder: Path) -> dict[str, Any]:
             past = {**node, "archive": str(room), "stepping": FILL, "epoch": 600}
             student = build(past, Teacher, spec=spec, seed=seed)
             play(
-                lambda task: 1.5 - float(task.mean()), student, 620, flight=16
+                lambda task: 1.5 - float(task.mean()), student, 700, flight=16
             )  # some are in flight
     return {**node, "archive": str(room), "epoch": 600, "lively": 0.02}
 

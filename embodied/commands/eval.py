@@ -177,19 +177,15 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
     return row
 
 
-def evaluated(subject: Subject) -> tuple[Evaluation, Policy]:
+def evaluated(subject: Subject, chooses: bool = False) -> tuple[Evaluation, Policy]:
     """The result of a policy in its environment, and the policy; where the environment has held-out
-    tasks, those are the episodes."""
-    node = subject.node
-    with closing(subject.open_env(node["episodes"])) as env:
-        tasks = task_grid.held_out(env)
-        if tasks is not None and node.get("certify", {}).get("radii"):
+    tasks, those are the episodes, unless the result `chooses` what is reported."""
+    node, episodes = subject.node, subject.node["episodes"]
+    with closing(subject.open_env(episodes)) as opened:
+        env, episodes = (opened, episodes) if chooses else task_grid.exam(opened, episodes)
+        if env is not opened and node.get("certify", {}).get("radii"):
             raise ConfigError("certify.radii: held-out tasks are no random sample of episodes")
-        if tasks is not None:
-            env = task_grid.TaskGridEval(env, tasks[: node["episodes"]])
-            node["episodes"] = len(env.tasks)
-        policy, episodes = subject.make(env.spec), node["episodes"]
-        shown = counting(episodes)
+        policy, shown = subject.make(env.spec), counting(episodes)
         return evaluate(policy, env, episodes, node["seed"], subject.execute, shown), policy
 
 

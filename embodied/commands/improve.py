@@ -25,7 +25,8 @@ from embodied.core.children import import_from_here, module_command
 from embodied.core.env import VecEnv
 from embodied.core.saved_node import read_saved
 from embodied.evaluation.evaluate import Evaluation, film
-from embodied.improvement.improve import ImproveConfig, Improver
+from embodied.evaluation.task_grid import exam
+from embodied.improvement.improve import HELD_OUT, ImproveConfig, Improver
 from embodied.improvement.race import Improvement
 from embodied.improvement.settings import improvement_settings, joined_at, remember
 from embodied.improvement.ways import Commands, save_run
@@ -152,7 +153,7 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
         return subject_of(policy, asked, folders, there=env)
 
     def play(policy: str, words: Sequence[str], episodes: int, seed: int) -> Evaluation:
-        return evaluated(subject(policy, words, episodes, seed))[0]
+        return evaluated(subject(policy, words, episodes, seed), chooses=seed != HELD_OUT)[0]
 
     def show(
         policy: str, words: Sequence[str], episodes: int, seed: int, row: int
@@ -160,7 +161,7 @@ def _commands(env: Node, allowed: Sequence[str], folders: Sequence[str], config:
         found = subject(policy, words, episodes, seed)
         with closing(found.open_env(episodes)) as made:
             acting = found.make(made.spec).eval()
-            return film(acting, made, episodes, seed, row, found.execute), made.spec.dt
+            return film(acting, *exam(made, episodes), seed, row, found.execute), made.spec.dt
 
     return Commands(train, collect, check, play, show)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from embodied.core.env import StateRoles, Step, VecEnv
 from embodied.core.spec import Spec
-from embodied.core.tensors import Tensors
+from embodied.core.tensors import Tensors, each
 
 P = TypeVar("P")
 
@@ -84,6 +85,20 @@ class Wrapper(VecEnv):
 
     def _notify_before_reset(self, rows: Tensor) -> None:
         self.env._notify_before_reset(rows)
+
+    def seed_rows(self, seed: int, rows: Tensor) -> None:
+        """Seed the generators of `rows` [B] (bool), if there are any."""
+        if "generator" in self.memory:
+            self.streams.state = self.memory["generator"]
+            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+
+    def begun_anew(self, step: Step, rows: Tensor) -> Step:
+        """`step`, after the envs `rows` [B] (bool), whose inner episodes go on, were reset."""
+        if not rows.any():
+            return step
+        following = each(step.next_obs, Tensor.clone)
+        self._notify_before_reset(rows)
+        return replace(step, obs=self.env.reset(mask=rows), next_obs=following)
 
     def close(self) -> None:
         self.env.close()

@@ -65,6 +65,14 @@ def held_out(env: VecEnv) -> Tensor | None:
     return None if keeper is None else keeper.held_out
 
 
+def exam(env: VecEnv, episodes: int) -> tuple[VecEnv, int]:
+    """`env` with its held-out tasks as episodes, if it has some, and how many of `episodes`."""
+    tasks = held_out(env)
+    if tasks is None:
+        return env, episodes
+    return TaskGridEval(env, tasks[:episodes]), len(tasks[:episodes])
+
+
 class TaskGridEval(Wrapper):
     """Parallel env i of B runs tasks i, i + B, i + 2B, ... of `tasks` [N, D], cyclically: the order
     in which `evaluate` lists episodes."""
@@ -93,11 +101,8 @@ class TaskGridEval(Wrapper):
     @property
     def names(self) -> list[dict[str, str]]:
         """`name` of each held-out task; nothing for a grid."""
-        named, tasks, n = (
-            find_protocol(self.env, HasHeldOutNames),
-            held_out(self.env),
-            len(self.tasks),
-        )
+        named = find_protocol(self.env, HasHeldOutNames)
+        tasks, n = held_out(self.env), len(self.tasks)
         if named is None or tasks is None or not torch.equal(tasks[:n], self.tasks):
             return [{}] * n
         return [{"name": name} for name in named.held_out_names[:n]]

@@ -171,6 +171,14 @@ def _encoder(
     return kind(leaves, asymmetric=True)
 
 
+def support_of(config: Any) -> Support | None:
+    """The `atoms` of `config` from the least to the largest of its `values`; None without atoms."""
+    if not config.atoms and config.values != type(config).values:
+        raise ConfigError("learner.values has no effect without learner.atoms=101: leave it out")
+    low, high = config.values
+    return Support(low, high, config.atoms) if config.atoms else None
+
+
 @dataclass(frozen=True)
 class Support:
     """`count` atoms, evenly spaced from `low` to `high`."""
@@ -181,7 +189,7 @@ class Support:
 
     def __post_init__(self) -> None:
         if self.count < 2 or not self.low < self.high:
-            raise ValueError(f"a support needs low < high and at least 2 atoms, got {self}")
+            raise ConfigError(f"a support needs low < high and at least 2 atoms, got {self}")
 
     def atoms(self, device: torch.device | str = "cpu") -> Tensor:
         """The values [K] of the atoms."""

@@ -212,9 +212,7 @@ class MlpEnsemble(VectorDynamics):
             now = float(best[self.elites].mean())
             progress(updates, config.most_updates, now)
             yield updates, now
-        with torch.no_grad():
-            for name, value in self.named_parameters():
-                value.copy_(kept[name])
+        self.load_state_dict(kept, strict=False)
 
     def loss(self, batch: Rows) -> Tensor:
         """The loss [E] of each network on standardised transitions [E, n]."""

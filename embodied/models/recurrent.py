@@ -273,9 +273,7 @@ class RecurrentModel(LatentDynamics):
                 kept = {k: v.detach().clone() for k, v in self.named_parameters()}
             progress(updates, config.most_updates, now)
             yield updates, now
-        with torch.no_grad():
-            for name, value in self.named_parameters():
-                value.copy_(kept[name])
+        self.load_state_dict(kept, strict=False)
 
     @torch.no_grad()
     def _errors(self, batch: Sequences) -> list[OutputError]:

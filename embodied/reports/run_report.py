@@ -37,7 +37,8 @@ from embodied.reports.page import (
     table,
     write_page,
 )
-from embodied.teachers.teacher import LEVEL, Floats, LevelSpace, LoggedEpisodes, read_episode_log
+from embodied.teachers.plots import LoggedEpisodes, draw, draw_levels, read_episode_log
+from embodied.teachers.teacher import LEVEL, Floats, LevelSpace
 from embodied.training.logger import read_metrics
 from embodied.training.run_evaluation import TERMS
 from embodied.training.warning_signs import evaluations, ever_diverged
@@ -413,8 +414,6 @@ def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
     task = checkpoint.load_spec(folder).task
     if task is not None and task.unit == LEVEL:
         return _level_picture(folder, past)
-    from embodied.teachers.plots import draw
-
     moving = [i for i in range(past.task.shape[1]) if np.ptp(past.task[:, i]) > 1e-6] or [0]
     names = tuple(task.names[i] for i in moving) if task and task.names else ()
     names = names or tuple(f"task{i}" for i in moving)
@@ -422,8 +421,6 @@ def task_picture(folder: Path, past: LoggedEpisodes) -> Path:
 
 
 def _level_picture(folder: Path, past: LoggedEpisodes) -> Path:
-    from embodied.teachers.plots import draw_levels
-
     node = read_run_settings(folder / "run.yaml")["env"]
     require_inside(node, folder / "run.yaml")
     with closing(build(node | {"num_envs": 1}, VecEnv)) as env:

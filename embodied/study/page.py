@@ -50,10 +50,11 @@ def results(study: Study, work: Path) -> dict[str, Any]:
             "minutes": [seconds_of(out) / 60 for out in outs],
             **summary(scores),
         }
-    base = variants[study.baseline]["scores"]
+    sign = 1 if study.direction == "maximize" else -1
+    base = sign * np.array(variants[study.baseline]["scores"])
     for name, facts in variants.items():
-        if name != study.baseline and base and facts["scores"]:
-            compared = probability_of_improvement(facts["scores"], base)
+        if name != study.baseline and len(base) and facts["scores"]:
+            compared = probability_of_improvement(sign * np.array(facts["scores"]), base)
             facts["probability_of_improvement"] = list(compared)
     return {"metric": study.metric, "baseline": study.baseline, "variants": variants}
 
@@ -122,7 +123,7 @@ def _choices(study: Study, work: Path) -> list[str]:
 HEADS = ("variant", "runs", "IQM", "95% interval", "P(better than baseline)", "scores", "minutes")
 NOTE = (
     "<p>IQM: interquartile mean over seeds, with its 95% bootstrap interval. P: probability that a "
-    "run of the variant scores higher than one of the baseline, with its 95% interval; near 50% "
+    "run of the variant is better than one of the baseline, with its 95% interval; near 50% "
     "means that they cannot be told apart. With fewer than five seeds intervals are too narrow."
     "</p>"
 )

@@ -184,6 +184,7 @@ def choose(task: Task, scores: Mapping[Path, float]) -> Path:
 
 
 STOPPED = 130
+ANYWHERE = Path("{work}")  # of lines that do not depend on where the study's folder is
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ def run(
     """
     work.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(study.prepare):
-        command(filled(text, work=work), work / f"prepare-{number}")
+        command(filled(text, work=work), work / f"prepare-{number}", filled(text, work=ANYWHERE))
     one_at_a_time = threading.Lock()
 
     def finish(out: Path) -> None:
@@ -311,10 +312,10 @@ def _problem(work: Callable[[], None]) -> ConfigError | None:
 
 def _stages(study: Study, work: Path, seed: int) -> None:
     """Run the stages of a seed that have not finished, in order."""
-    for task in study.tasks(seed, work):
+    for task, same in zip(study.tasks(seed, work), study.tasks(seed, ANYWHERE), strict=True):
         task.out.parent.mkdir(parents=True, exist_ok=True)
-        for out, line in task.lines.items():
-            command(line, out)
+        for (out, line), asked in zip(task.lines.items(), same.lines.values(), strict=True):
+            command(line, out, asked)
         if task.best:
             chosen = choose(task, {out: last_value(out, task.best) for out in task.lines})
             print(f"stage {task.name}, seed {seed}: {chosen.name} is the best", flush=True)
@@ -325,27 +326,35 @@ def _chain(
 ) -> None:
     for variant, seed in pairs:
         out = work / f"{variant}-{seed}"
+        asked = study.lines_before(variant, seed, ANYWHERE)
         for number, line in enumerate(study.lines_before(variant, seed, work)):
-            command(line, Path(f"{out}-before-{number}"))
-        command(study.line(variant, seed, work), out)
+            command(line, Path(f"{out}-before-{number}"), asked[number])
+        command(study.line(variant, seed, work), out, study.line(variant, seed, ANYWHERE))
         done(out)
 
 
-def command(line: str, out: Path) -> None:
-    """Run a command line once; OUT.log keeps its output, OUT.done its seconds and commit.
+def command(line: str, out: Path, asked: str) -> None:
+    """Run a command line once; OUT.log keeps its output, OUT.done its seconds and commit, OUT.line
+    what was `asked` for: the line, wherever the study's folder is.
 
-    A training that was interrupted is resumed exactly from its last checkpoint.
+    An interrupted training is resumed exactly. ConfigError where it, or what ended, is of another.
     """
-    done = Path(f"{out}.done")
-    if done.exists():
-        return
+    done, said = Path(f"{out}.done"), Path(f"{out}.line")
     words = shell_words(line, out.name)
     resumed = words[:2] == ["embodied", "train"] and any(out.glob("checkpoints/[0-9]*/loop.pt"))
+    if (done.exists() or resumed) and said.exists() and said.read_text() != asked:
+        raise ConfigError(
+            f"{out} was made by `{said.read_text()}`, which the study has changed: choose another "
+            f"out=, or remove {out}*"
+        )
+    if done.exists():
+        return
     if resumed:
         words = [*resume_words(words), f"resume={out}"]
     else:
         with locked(out):  # a training of a study that was killed may still write there
             shutil.rmtree(out, ignore_errors=True)
+        said.write_text(asked)
     print(shlex.join(words) if resumed else line, flush=True)
     from embodied.core.checkpoint import git_revision  # imports torch: not where FILE is wrong
 

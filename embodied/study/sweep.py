@@ -376,7 +376,8 @@ def open_study(sweep: Sweep, out: Path) -> Any:
         direction=sweep.direction,
         load_if_exists=True,
     )
-    asked = shlex.join([*sweep.words, *map(repr, sweep.space), sweep.metric, str(sweep.steps)])
+    aim = (sweep.metric, sweep.direction, str(sweep.steps))
+    asked = shlex.join([*sweep.words, *map(repr, sweep.space), *aim])
     if study.user_attrs.setdefault(WORDS, asked) != asked:
         raise ConfigError(f"{out} holds a sweep of other settings: choose another folder, out=DIR")
     study.set_user_attr(WORDS, asked)

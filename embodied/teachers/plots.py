@@ -8,7 +8,9 @@ Level gallery: sample levels of each quarter of a run, with frames coloured by s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.core.build import ConfigError
-from embodied.teachers.teacher import Floats
+from embodied.teachers.teacher import FILE, Floats
 
 QUARTERS = 4
 CELLS = 40
@@ -24,6 +26,39 @@ BLUR = 1.3  # standard deviation, in cells
 INK = "#0b6bcb"
 WON = "#c2410c"
 LOST = "#94a3b8"
+
+
+@dataclass(frozen=True)
+class LoggedEpisodes:
+    """n episodes in the order in which they ended: `began` [n] (their tickets, in order of
+    their start), `task` [n, D], `ret`, `success` (NaN: unknown) and `length` [n]."""
+
+    began: Floats
+    task: Floats
+    ret: Floats
+    success: Floats
+    length: Floats
+
+
+def read_episode_log(folder: Path) -> LoggedEpisodes | None:
+    """The episode log of the run in `folder`; None if there is none. Broken lines are skipped."""
+    file = folder / FILE
+    if not file.exists():
+        return None
+    rows = []
+    for line in file.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    if not rows:
+        return None
+
+    def column(name: str) -> Floats:
+        return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=float)
+
+    parts = (column("return"), column("success"), column("length"))
+    return LoggedEpisodes(column("episode"), np.array([row["task"] for row in rows]), *parts)
 
 
 def draw(

@@ -133,39 +133,6 @@ class EpisodeLog:
 
 
 @dataclass(frozen=True)
-class LoggedEpisodes:
-    """n episodes in the order in which they ended: `began` [n] (their tickets, in order of
-    their start), `task` [n, D], `ret`, `success` (NaN: unknown) and `length` [n]."""
-
-    began: Floats
-    task: Floats
-    ret: Floats
-    success: Floats
-    length: Floats
-
-
-def read_episode_log(folder: Path) -> LoggedEpisodes | None:
-    """The episode log of the run in `folder`; None if there is none. Broken lines are skipped."""
-    file = folder / FILE
-    if not file.exists():
-        return None
-    rows = []
-    for line in file.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    if not rows:
-        return None
-
-    def column(name: str) -> Floats:
-        return np.array([np.nan if row[name] is None else row[name] for row in rows], dtype=float)
-
-    parts = (column("return"), column("success"), column("length"))
-    return LoggedEpisodes(column("episode"), np.array([row["task"] for row in rows]), *parts)
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Outcomes of n episodes: undiscounted return `ret` [n], `success` [n] (1, 0 or NaN if
     unknown), `length` [n] in steps.
@@ -210,6 +177,9 @@ class Curriculum:
         return {}
 
 
+PATIENCE = 100  # episodes begun per running one, after which an older one is not waited for
+
+
 class EpisodeTeacher(Remembered, Curriculum, ABC):
     """Keeps what it chose for each running episode under its ticket, until the outcome is known.
 
@@ -217,12 +187,16 @@ class EpisodeTeacher(Remembered, Curriculum, ABC):
     that a run resumes exactly.
     """
 
-    remembered = ("random", "pending", "issued", "dropped")
+    in_order: ClassVar[bool] = False
+    """Whether `learn` gets episodes in the order in which they began. Of many parallel ones the
+    short ones end first: a mean of the first scores after a change would be that of these alone."""
+    remembered = ("random", "pending", "unlearned", "issued", "dropped")
 
     def __init__(self, config: Any, seed: int) -> None:
         self.config = config
         self.random = np.random.Generator(np.random.PCG64(seed))
         self.pending: dict[int, tuple[Any, Any]] = {}
+        self.unlearned: dict[int, tuple[Any, Any, Any]] = {}  # with the scores, by ticket
         self.issued = 0
         self.dropped = 0
 
@@ -232,6 +206,22 @@ class EpisodeTeacher(Remembered, Curriculum, ABC):
         self.issued += len(chosen)
         self.pending |= dict(zip(tickets.tolist(), chosen, strict=True))
         return tickets
+
+    def _due(self, ended: dict[int, tuple[Any, Any, Any]]) -> list[tuple[Any, Any, Any]]:
+        """What to learn from now, after the episodes `ended`: choices, memos and scores. With
+        `in_order` these wait for all that began before."""
+        self.unlearned |= ended
+        numbers = list(self.unlearned)
+        if self.in_order:
+            oldest = self.issued - PATIENCE * len(self.pending)
+            first = next((number for number in self.pending if number >= oldest), self.issued)
+            numbers = sorted(number for number in numbers if number < first)
+        return [self.unlearned.pop(number) for number in numbers]
+
+    def forget(self) -> None:
+        """Drop the running episodes: they were interrupted."""
+        self.pending.clear()
+        self.unlearned.clear()
 
     def _ignore(self, count: int) -> None:
         """Count episodes that are ignored; warn of the first."""
@@ -282,18 +272,14 @@ class Teacher(EpisodeTeacher):
         scores = self.scores(outcome)
         fine = np.atleast_1d(np.isfinite(scores).reshape(len(scores), -1).all(axis=1))
         self._ignore(int((~fine).sum()))
-        kept = [each for each, good in zip(known, fine, strict=True) if good]
-        if kept:
-            points = np.stack([point for point, _ in kept])
-            self.learn(points, scores[fine], [memo for _, memo in kept])
+        each = zip(ticket.tolist(), known, scores, fine, strict=True)
+        if due := self._due({number: (*its, score) for number, its, score, good in each if good}):
+            points, memos, learned = zip(*due, strict=True)
+            self.learn(np.stack(points), np.array(learned), list(memos))
 
     def trains(self, ticket: Tensor) -> Tensor:
         """[n] (bool): whether the student trains on episodes `ticket` [n]."""
         return torch.ones(len(ticket), dtype=torch.bool)
-
-    def forget(self) -> None:
-        """Drop the running episodes: they were interrupted."""
-        self.pending.clear()
 
     def scores(self, outcome: Outcome) -> Floats:
         """[n] in [0, 1] (some teachers: [n, k]); NaN if unknown."""

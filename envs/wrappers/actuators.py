@@ -62,10 +62,6 @@ class Actuators(EpisodeWrapper):
         self.memory["generator"] = self.streams.state
         self.memory["drawn"] = self.low.repeat(env.num_envs, 1)
 
-    def seed_rows(self, seed: int, rows: Tensor) -> None:
-        self.streams.state = self.memory["generator"]
-        self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
-
     def begin(self, obs: Tensors, rows: Tensor) -> None:
         index = rows.nonzero().flatten()
         self.streams.state = self.memory["generator"]

@@ -51,12 +51,7 @@ class TimeLimit(Wrapper):
         age = self.memory["age"] + 1
         late = (age >= self.steps) & ~step.ended
         self.memory["age"] = age.masked_fill(late | step.ended, 0)
-        if not late.any():
-            return step
-        following = copied(step.next_obs)
-        self._notify_before_reset(late)
-        obs = self.env.reset(mask=late)
-        return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late)
+        return replace(self.begun_anew(step, late), truncated=step.truncated | late)
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class ActionRepeat(Wrapper):
 
     An env whose episode ends early has been reset by the inner environment; it is reset once more
     at the end (from its own generator), so that its new episode has had no actions yet. `log` is
-    that of the last step of the episode; `success` is true if any of the inner steps succeeded.
+    that of the last step of the episode; a flag (`success`) is true if it was in any inner step.
     """
 
     def __init__(self, config: RepeatConfig, env: VecEnv) -> None:
@@ -93,8 +88,8 @@ class ActionRepeat(Wrapper):
             reward = result.reward + self.discount**i * step.reward * ~done
             # `before` in envs that are `done` [B], else `step`.
             log = where(done, result.log, step.log)
-            if "success" in log:
-                log["success"] = result.log["success"] | log["success"]
+            flags = (name for name, each in log.items() if each.dtype == torch.bool)
+            log |= {name: result.log[name] | log[name] for name in flags}
             result = Step(
                 obs=step.obs,
                 next_obs=where(done, result.next_obs, step.next_obs),
@@ -130,8 +125,4 @@ class SparseSuccess(Wrapper):
             terminated=step.terminated | success,
             truncated=step.truncated & ~success,
         )
-        if not early.any():
-            return step
-        following = copied(step.next_obs)
-        self._notify_before_reset(early)
-        return replace(step, obs=self.env.reset(mask=early), next_obs=following)
+        return self.begun_anew(step, early)

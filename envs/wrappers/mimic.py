@@ -234,8 +234,7 @@ class Mimic(Wrapper):
             raise ValueError("Mimic has no task vector; call reset without `task`")
         rows = self.rows(mask)
         if seed is not None:
-            self.streams.state = self.memory["generator"]
-            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+            self.seed_rows(seed, rows)
         self.env.reset(seed, mask=mask)
         return self.transform_obs(self._place(rows))
 

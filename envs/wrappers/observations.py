@@ -73,10 +73,6 @@ class ObservationNoise(EpisodeWrapper):
         self.memory["bias"] = torch.zeros(env.num_envs, len(self.names), device=env.device)
         self.memory["noise"] = torch.zeros_like(self.memory["bias"])
 
-    def seed_rows(self, seed: int, rows: Tensor) -> None:
-        self.streams.state = self.memory["generator"]
-        self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
-
     def see(self, obs: Tensors) -> None:
         self.memory["noise"] = self._noise(None) * self.deviation
 

@@ -38,9 +38,6 @@ class EpisodeWrapper(Wrapper):
             obs = self.transform_obs(step.obs)
         return replace(step, obs=obs, next_obs=following)
 
-    def seed_rows(self, seed: int, rows: Tensor) -> None:
-        """Seed the generators of `rows` [B] (bool); default: there are none."""
-
     def begin(self, obs: Tensors, rows: Tensor) -> None:
         """Start episodes in `rows` [B] (bool), whose first observations are in `obs`; default:
         there is no memory."""

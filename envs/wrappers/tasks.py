@@ -64,8 +64,7 @@ class Tasks(Wrapper):
             raise ValueError("the tasks are fixed; call reset without `task`")
         rows = self.rows(mask)
         if seed is not None:
-            self.streams.state = self.memory["generator"]
-            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+            self.seed_rows(seed, rows)
             self.memory["begun"] = torch.where(rows, self.fresh, self.memory["begun"])
         return self.transform_obs(self.env.reset(seed, self._drawn(rows), mask))
 

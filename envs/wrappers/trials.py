@@ -72,8 +72,7 @@ class Trials(Wrapper):
     ) -> Tensors:
         rows = self.rows(mask)
         if seed is not None:
-            self.streams.state = self.memory["generator"]
-            self.streams.seed(seed ^ (self.depth << 40), rows.nonzero().flatten())
+            self.seed_rows(seed, rows)
         self._begin(rows, task)
         return self.transform_obs(self.env.reset(seed, self.memory["task"], mask))
 

@@ -1,4 +1,4 @@
-"""Measurements side by side, of the loop and on a GPU, and of fine-tuning: by hand and in small."""
+"""Measurements side by side, of the loop and on a GPU: by hand and in small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from benchmarks import finetune, gpu, loop, teachers
+from benchmarks import gpu, loop, teachers
 from benchmarks.command import ROOT, put_root_on_path, settings
 from benchmarks.loop import EVERY, Deadlines, Sleeps, histogram, summary
 from benchmarks.measure import Comparison, alone, compare, table, write_json
@@ -22,7 +22,6 @@ from benchmarks.on_gpu.rows import TINY, Row, Scale
 from embodied.checks.teacher import ready
 from embodied.core.build import ConfigError
 from embodied.core.device import accelerator
-from embodied.study.study import Study
 from embodied.teachers.students.meta_acl import records
 from tests.builders import Capture, Patch, python
 from tests.pretend_device.process import Call, on_device
@@ -81,12 +80,6 @@ def test_other_words_are_refused(word: str) -> None:
     line = "one device only" if word == "device=cpu" else "is not a setting of a benchmark"
     with pytest.raises(ConfigError, match=line):
         settings(measure, [word])
-
-
-def test_a_mistake_is_one_line() -> None:
-    done = python("-m", "benchmarks.sac", "fast=yes")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and '"fast=yes" is not a setting' in done.stderr
 
 
 def test_a_child_finds_the_package_from_any_folder(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -192,47 +185,6 @@ def test_a_second_run_measures_what_is_missing(tmp_path: Path, monkeypatch: Patc
     gpu.save(tmp_path / "gpu", "ppo", [], "not done within 5 s")
     gpu.run(tmp_path, torch.device("cpu"))
     assert asked == [name for name in gpu.PARTS if name != "sac"]
-
-
-def write_run(work: Path, name: str, scores: list[float]) -> None:
-    folder = work / name
-    folder.mkdir(parents=True)
-    rows = [
-        {"step": 100 * (i + 1), "seconds": 60.0 * (i + 1), "eval/success": score}
-        for i, score in enumerate(scores)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path(f"{folder}.done").write_text("1.0\n")
-
-
-ACTS = "embodied train experiment=pendulum_sac"
-
-
-def study(**variants: str) -> Study:
-    return Study("eval/success", (0, 1), variants)
-
-
-def test_report_of_two_seeds(tmp_path: Path, capsys: Capture) -> None:
-    work, own = (
-        tmp_path / "work",
-        study(bc="embodied eval x", residual=f"{ACTS} init=y", unfinished=ACTS),
-    )
-    for seed, score in enumerate((0.4, 0.6)):
-        write_run(work, f"bc-{seed}", [score])
-        write_run(work, f"residual-{seed}", [0.8 + score / 5, 0.94 + score / 10])
-    write_run(work, "unfinished-0", [0.5])
-    finetune.report(own, work, tmp_path)
-    facts = json.loads((tmp_path / "finetune.json").read_text())
-    assert list(facts["variants"]) == ["residual"] and facts["bc"] == [0.4, 0.6]
-    assert facts["variants"]["residual"]["seconds"] == [60.0, 120.0]
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "100" in printed and "1.0" in printed  # (0.88 + 0.92) / 2 reaches 90% after 100 steps
-    assert (tmp_path / "finetune.png").stat().st_size > 10_000
-
-
-def test_a_bench_without_a_bc_policy_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no seed of the bc"):
-        finetune.report(study(bc="embodied eval x", residual=ACTS), tmp_path, tmp_path)
 
 
 def test_a_block_is_as_many_episodes_as_it_says() -> None:

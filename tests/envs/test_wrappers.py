@@ -157,6 +157,15 @@ def test_action_repeat() -> None:
     assert shown(step.next_obs) == [14, 115], "the true successor, not where the repeats went on"
     assert [number % 10 for number in shown(step.obs)] == [0, 0], "a fresh episode, not played yet"
 
+    class Hits(Counter):
+        def step(self, action: torch.Tensor) -> Step:
+            step = super().step(action)
+            return replace(step, log={"violated": step.next_obs["state"][:, 0] == 11})
+
+    env = episodes.ActionRepeat(episodes.RepeatConfig(3), Hits(Config()))
+    env.reset(0)
+    assert [step.log["violated"].tolist() for step in steps(env, 2)] == [[True, False], [False] * 2]
+
 
 def test_observation_delay() -> None:
     env = delays.ObservationDelay(delays.SeeLateConfig(2, 2), Counter(Config()))

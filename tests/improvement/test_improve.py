@@ -21,11 +21,14 @@ from embodied.commands import serve
 from embodied.commands.eval import evaluate_run
 from embodied.commands.train import train
 from embodied.core import checkpoint
-from embodied.core.build import ConfigError
+from embodied.core.build import ConfigError, build
+from embodied.envs.maze.env import Maze
 from embodied.improvement import race
 from embodied.improvement.advice import Score
+from embodied.improvement.improve import HELD_OUT, TUNING, ImproveConfig
 from embodied.improvement.settings import improvement_settings
 from embodied.training.logger import read_metrics
+from tests.builders import make_policy
 from tests.policies.remote.servers import free_port
 from tests.tiers import only_all
 
@@ -45,6 +48,29 @@ def raced(
     return race.race(
         [*ways], rungs, run, race.Journal(folder / "race.jsonl"), pool or race.AtOnce()
     )
+
+
+def test_held_out_tasks_are_for_results_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mazes: what chooses plays others; `em.evaluate` reports, as `embodied eval`."""
+    given, reset = list[bool](), Maze.reset
+
+    def told(world: Maze, *seed_and_task: Any) -> Any:
+        given.append(len(seed_and_task) > 1)
+        return reset(world, *seed_and_task)
+
+    monkeypatch.setattr(Maze, "reset", told)
+    env = {"_target_": "embodied.envs.maze.env.Maze", "side": 5, "blocks": 6, "horizon": 4}
+    world = build({**env, "num_envs": 2}, Maze)
+    policy = make_policy("categorical.Categorical", world.spec)
+    run = str(checkpoint.save(tmp_path / "run" / "checkpoints" / "00000000", policy, 0))
+    config = ImproveConfig(policy=run, out=str(tmp_path), env=env, num_envs=2)
+    play = command._commands(env, (), (), config).play
+    assert len(play(run, (), 4, TUNING).returns) == 4 and not any(given)
+    given.clear()
+    assert len(play(run, (), 4, HELD_OUT).returns) == 4
+    assert len(em.evaluate(policy, world, episodes=4).returns) == 4 and all(given)
 
 
 def test_every_rung_has_the_same_share_of_the_budget() -> None:

@@ -145,6 +145,9 @@ def test_a_recorded_update_learns_like_a_plain_one(
     [
         ("off_policy.h2o.H2o", "gaussian.Gaussian", {"n_step": 3}, "single steps"),
         ("off_policy.iwocs.Iwocs", "wrappers.iwocs.Member", {"n_step": 3}, "n_step=1"),
+        ("off_policy.td3.Td3", "deterministic.Deterministic", {"values": [0, 1]}, "learner.atoms="),
+        ("on_policy.hnpg.Hnpg", NORMAL, {"value": {"head": 0.1}}, "value.head"),
+        ("offline.fb.Fb", "prompted.Prompted", {"n_step": 3}, "n_step"),
         (
             "on_policy.ppo.Ppo",
             "diagonal_gaussian.DiagonalGaussian",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from embodied.core import checkpoint
 from embodied.core.build import ConfigError
 from embodied.evaluation.statistics import probability_of_improvement
+from embodied.study import page
 from embodied.study import study as module
 from embodied.study.study import Place, choose, command, filled, read_study, seconds_of
 from tests.builders import ROOT, Capture, Patch, exit_of, wait_until, write_files
@@ -68,8 +70,8 @@ def test_from_yaml_to_page(file: Path, tmp_path: Path, capsys: Capture) -> None:
     narrow = results(out)["narrow"]
     assert len(narrow["scores"]) == 2 and len(narrow["interval"]) == 2
     assert 0 <= narrow["probability_of_improvement"][0] <= 1
-    page = (out / "report.html").read_text()
-    assert "P(better than baseline)" in page and page.count("<svg") == 3
+    report = (out / "report.html").read_text()
+    assert "P(better than baseline)" in report and report.count("<svg") == 3
     before = (out / "narrow-1" / "run.yaml").stat().st_mtime_ns
     assert exit_of("study", file, f"out={out}") == 0  # nothing is run again
     assert "embodied train" not in capsys.readouterr().out
@@ -86,7 +88,7 @@ def test_the_end_of_a_run_is_written_whole(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         for out in (tmp_path / f"run-{number}" for number in range(60)):
             read = pool.submit(seconds_at_once, out)
-            command("true", out)
+            command("true", out, "true")
             assert read.result() > 0
 
 
@@ -143,7 +145,7 @@ def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(
     (out / "metrics.jsonl").write_text('{"step": 10, "seconds": 500.0}\n')
     ended = SimpleNamespace(returncode=0, stdout="")
     monkeypatch.setattr(subprocess, "run", lambda *words, **settings: ended)
-    command("embodied train env=two_gap", out)
+    command("embodied train env=two_gap", out, "")
     assert 500 <= seconds_of(out) < 600
 
 
@@ -280,16 +282,24 @@ def test_stages_feed_each_other(stages: Any, capsys: Capture) -> None:
     assert results(Path("out"))["data"]["scores"] == [1001.0, 1002.0]
     assert len(ran()) == 2 * (1 + 2 + 6 + 2)
     assert "stage model, seed 1: model.high is the best" in capsys.readouterr().out
-    page = Path("out/report.html").read_text()
-    assert "Choices" in page and "model.low 11, model.high 21" in page
-    assert "stages-1/policy-2" in page and "stages-1/model.low" in page
+    shown = Path("out/report.html").read_text()
+    assert "Choices" in shown and "model.low 11, model.high 21" in shown
+    assert "stages-1/policy-2" in shown and "stages-1/model.low" in shown
     assert stages() == 0 and len(ran()) == 22, "nothing is run again"
+    for old, new, out in (("none {seed}", "none 7", "data"), ("{data.out} 1000", "7", "data-1")):
+        assert stages(old, new) == 2, "results of other lines"
+        assert f"{out} was made by `python add.py" in capsys.readouterr().err
+    stages("", "")
+    assert exit_of("study", "study.yaml", f"out={Path('out').absolute()}") == 0
 
 
 def test_minimize(stages: Any) -> None:
     assert stages("best: score", "best: score\n    direction: minimize", "seeds=[1]") == 0
     assert Path("out/stages-1/model").readlink() == Path("model.low")
     assert last_scores() == pytest.approx([1 + 10 + 300 + 0.2 + 1000])
+    study = replace(read_study(STAGED, "s"), baseline="data", direction="minimize")
+    last = page.results(study, Path("out"))["variants"]["last"]  # more than that of `data`
+    assert last["probability_of_improvement"] == [0.0, 0.0, 0.0]
 
 
 def test_a_killed_study_goes_on(stages: Any) -> None:

@@ -74,8 +74,9 @@ def test_trials_to_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "Best: trial" in page and "policy.hidden" in page and "<svg" in page
     assert exit_of(*words, "trials=3") == 0  # goes on: one more
     assert capsys.readouterr().out.count("embodied train") == 1
-    assert exit_of(*words, "learner.gamma=0.9", "trials=3") == 2
-    assert "holds a sweep of other settings" in capsys.readouterr().err
+    for other in ("learner.gamma=0.9", "direction=minimize"):
+        assert exit_of(*words, other, "trials=3") == 2
+        assert "holds a sweep of other settings" in capsys.readouterr().err
 
 
 def test_a_poor_trial_stops_at_a_checkpoint_and_can_be_resumed(tmp_path: Path) -> None:

@@ -103,6 +103,18 @@ def test_more_plays_and_whoever_is_faster(world: Maze) -> None:
     assert len(teacher.heard) == 1 and not teacher.made
 
 
+def test_a_round_waits_for_its_long_episodes(world: Maze) -> None:
+    """Of the student's first two the one that fails takes longer: 1 - (1 + 0 + 1) / 3."""
+    teacher = made(world, every=1)
+    _, tickets = teacher.sample(2)
+    teacher.update(tickets[:1], ended(1.0))
+    play(teacher, 1.0)
+    play(teacher.rival, 1.0)
+    assert not teacher.heard
+    teacher.update(tickets[1:], ended(0.0))
+    np.testing.assert_allclose(teacher.heard, [[1 / 3]], rtol=1e-5)
+
+
 def test_forgetting_is_each_ones_own(world: Maze) -> None:
     teacher = made(world)
     desk = teacher.rival

@@ -32,7 +32,7 @@ from embodied.teachers.resets.reset_distribution import (
     Config as Resets,
 )
 from embodied.teachers.resets.reverse import Reverse
-from embodied.teachers.resets.snapshot import Snapshot, k_means
+from embodied.teachers.resets.snapshot import Snapshot
 from embodied.teachers.resets.trajectory import nearby_states, similarity, similarity_graph
 from embodied.teachers.teacher import FILE, Curriculum, EpisodeLog, Outcome
 from embodied.training.logger import Log
@@ -186,14 +186,6 @@ def test_snapshot_keeps_the_best_episodes_and_draws_clusters_evenly() -> None:
     teacher.paths = paths([5], [1.0], [2.0] * 5)  # states that are all alike
     teacher.set_up()
     assert len(teacher.members) == 1
-
-
-def test_k_means_finds_what_is_apart() -> None:
-    random = np.random.default_rng(0)
-    points = np.concatenate([random.normal(at, 0.1, (20, 2)) for at in (0, 3, 8)])
-    label = k_means(points, 3, random)
-    assert np.array_equal(label, label[[0, 20, 40]].repeat(20)) and len(set(label)) == 3
-    assert set(k_means(points[:2], 6, random)) == {0, 1}  # fewer states than clusters
 
 
 def test_reverse_goes_back_when_it_succeeds_and_only_then() -> None:

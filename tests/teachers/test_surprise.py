@@ -146,13 +146,13 @@ def play(teacher: Privilege, scores: list[float]) -> torch.Tensor:
 def test_help_falls_with_success_and_rises_with_failure() -> None:
     """Episodes with other help than now are not counted."""
     teacher = made()
-    _, late = teacher.sample(4)
     tasks = play(teacher, [1.0] * 3)
     assert (tasks[:, 1] == 1).all() and tasks[:, 0].unique().numel() == 3
     assert teacher.level == 1  # fewer episodes than it waits for
-    play(teacher, [1.0])
+    _, tickets = teacher.sample(5)
+    teacher.update(tickets[:1], ended(1.0))
     assert teacher.level == 0.75
-    teacher.update(late, ended(*[0.0] * 4))
+    teacher.update(tickets[1:], ended(*[0.0] * 4))
     assert teacher.level == 0.75 and not teacher.recent
     play(teacher, [1.0, 1.0, 0.0, 0.0])
     assert teacher.level == 0.75 and len(teacher.recent) == 4  # neither enough nor too little
@@ -168,6 +168,7 @@ def test_some_episodes_have_less() -> None:
     given = teacher.sample(400)[0][:, 1]
     assert given.max() <= 0.5 and (given == 0).any()
     assert 90 < int((given > 0.45).sum()) < 110  # 0.8 u^2 < 0.05: u < 1/4
+    teacher.forget()
     play(teacher, [1.0] * 4)
     assert teacher.level == 0.25  # what had less counts as well
 

@@ -24,6 +24,7 @@ from tests.teachers.place import LINE, ended, made, point, rng
 
 ADR = "tasks.adr.Adr"
 GROW = "tasks.easy_to_hard.EasyToHard"
+HELP = "assistance.privilege.Privilege"
 ALP, COVAR, RIAC = "tasks.alpgmm.AlpGmm", "tasks.covargmm.CovarGmm", "tasks.riac.Riac"
 
 
@@ -59,18 +60,43 @@ def test_a_schedule_counts_episodes() -> None:
 def test_success_grows_the_box() -> None:
     """Once the last four of 0 0 1 1 1 are good enough in the mean."""
     teacher = made(GROW, width=0.1, step=0.2, window=4, grow=0.75)
-    _, before = teacher.sample(4)
     played(teacher, 0.0, 0.0, 1.0, 1.0)
     assert teacher.share == pytest.approx(0.1)
-    played(teacher, 1.0)
+    _, tickets = teacher.sample(5)
+    teacher.update(tickets[:1], ended(1.0))
     assert teacher.share == pytest.approx(0.3)
-    teacher.update(before, ended(0.0, 0.0, 0.0, 0.0))  # of the smaller box: they say nothing
+    teacher.update(tickets[1:], ended(0.0, 0.0, 0.0, 0.0))  # of the smaller box: they say nothing
     assert teacher.share == pytest.approx(0.3) and not teacher.scored
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "metric"),
+    [(GROW, {}, "share"), (ADR, {}, "volume"), (HELP, {"name": "x"}, "help")],
+)
+def test_short_episodes_are_not_judged_alone(target: str, settings: Any, metric: str) -> None:
+    """Of 256 episodes at once three in ten succeed, in 10 steps; the others fail in 100."""
+    teacher, random = made(target, **settings), rng()
+    before, ends = teacher.metrics()[metric], dict[int, tuple[int, float]]()
+    for now in range(400):
+        over = [ticket for ticket, (end, _) in ends.items() if end == now]
+        if over:
+            teacher.update(torch.tensor(over), ended(*[ends.pop(ticket)[1] for ticket in over]))
+        for ticket in teacher.sample(256 - len(ends))[1].tolist() if len(ends) < 256 else ():
+            ends[ticket] = (now + 10, 1.0) if random.random() < 0.3 else (now + 100, 0.0)
+    assert teacher.metrics()[metric] == before
+
+
+def test_an_episode_that_never_ends_is_not_waited_for() -> None:
+    teacher = made(GROW, window=10)
+    teacher.sample(1)
+    played(teacher, *[1.0] * 120)
+    assert teacher.share > 0.1
 
 
 def test_adr_starts_at_one_task_and_grows_outward() -> None:
     teacher = made(ADR, easy={"x": 0.25}, boundary=1.0, delta=0.1, queue=5)
     assert torch.equal(teacher.sample(20)[0], torch.tensor([[0.25, 0.5]]).expand(20, 2))
+    teacher.forget()
     widths = []
     for _ in range(10):
         played(teacher, *[1.0] * 20)

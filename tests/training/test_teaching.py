@@ -21,7 +21,8 @@ from embodied.envs.maze.levels import GOAL
 from embodied.evaluation.task_grid import FILE, TaskGridEval
 from embodied.reports.run_report import TASKS, write
 from embodied.teachers import teacher
-from embodied.teachers.teacher import TaskWrapper, read_episode_log
+from embodied.teachers.plots import read_episode_log
+from embodied.teachers.teacher import TaskWrapper
 from embodied.training.components import RunComponents
 from embodied.training.config import read_config
 from embodied.training.logger import Log, read_metrics

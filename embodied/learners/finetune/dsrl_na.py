@@ -31,7 +31,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.tensors import Tensors, each, under
 from embodied.learners.actor_critic import ActorCritic, SoftConfig, actor_loss, draw
-from embodied.learners.critics import CriticConfig, Support, cross_entropy, ensemble
+from embodied.learners.critics import CriticConfig, cross_entropy, ensemble, support_of
 from embodied.learners.learner import UNPLANNED, RunPlan
 from embodied.nn.optim import Adam
 from embodied.policies.gaussian import Gaussian
@@ -75,7 +75,7 @@ class DsrlNa(ActorCritic):
         entropy = config.target_entropy * actor.size
         super().__init__(config, policy, critic, actor.parameters(), entropy)
         self.execute = execute
-        self.support = Support(*config.values, config.atoms) if config.atoms else None
+        self.support = support_of(config)
         self.noise_critic = ensemble(config, actor.spec, actor.size, config.activation, out)
         self.noise_critic_params: list[Tensor] = list(self.noise_critic.parameters())
         self.optims["noise_critic"] = Adam(self.noise_critic_params, config.critic_lr)

@@ -28,7 +28,7 @@ from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, under
 from embodied.learners.actor_critic import DelayedActorCritic, OffPolicyConfig
-from embodied.learners.critics import Support, ensemble
+from embodied.learners.critics import ensemble, support_of
 from embodied.learners.learner import frozen, soft_update
 from embodied.policies.deterministic import Deterministic
 
@@ -63,7 +63,7 @@ class Td3(DelayedActorCritic):
         critic = ensemble(config, spec, policy.size, config.activation, out, n=2, obs=obs)
         decay = config.weight_decay
         super().__init__(config, policy, critic, policy.parameters(), weight_decay=decay)
-        self.support = Support(*config.values, config.atoms) if config.atoms else None
+        self.support = support_of(config)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         self.target_actor_params: list[Tensor] = list(self.target_policy.parameters())
 

@@ -45,7 +45,6 @@ SLOWNESS = 0.01
 class Config:
     batch_size: Count = 512  # transitions per update; each is a state that the others may visit
     gamma: Fraction = 0.98  # discount per environment step
-    n_step: Count = 1  # decisions of a transition
     hidden: tuple[Units, ...] = (256, 256)  # units of the hidden layers of F
     layer_norm: bool = False  # layer normalisation in F
     lr: PositiveFraction = 1e-4  # Adam's learning rate of F and B

@@ -27,7 +27,7 @@ from embodied.core.build import ConfigError
 from embodied.core.policy import Policy
 from embodied.core.spec import Spec
 from embodied.core.tensors import Tensors, cat, each, length, nest, take, to, under
-from embodied.learners.critics import Critic, critic_loss, ensemble
+from embodied.learners.critics import Critic, ValueConfig, critic_loss, ensemble
 from embodied.learners.learner import RunPlan, soft_update
 from embodied.learners.on_policy import ppo
 from embodied.learners.on_policy.ppo_parts import normalized
@@ -73,8 +73,8 @@ class Hnpg(ppo.Ppo):
     takes_memory = False
 
     def __init__(self, config: Config, policy: Policy, spec: Spec, run: RunPlan) -> None:
-        if config.value_weight != Config.value_weight:
-            raise ConfigError("value_weight has no effect with learner=hnpg: leave it out")
+        if config.value_weight != Config.value_weight or config.value.head != ValueConfig.head:
+            raise ConfigError("value_weight, value.head: no effect with learner=hnpg, leave it out")
         if policy.chunk > 1 or not spec.act.is_continuous:
             raise ConfigError("learner=hnpg needs continuous single actions")
         super().__init__(replace(config, critic_lr=0.0), policy, spec, run)

@@ -57,14 +57,8 @@ class Heron(Remembered, SummedReward):
 
     frozen = False
     remembered = (
-        "net",
-        "adam",
-        "generator",
-        "factor_moments",
-        "features",
-        "middle",
-        "count",
-        "metrics",
+        *("net", "adam", "generator", "factor_moments"),
+        *("features", "middle", "count", "metrics"),
     )
 
     def __init__(self, config: HeronConfig, spec: Spec, device: torch.device, seed: int) -> None:

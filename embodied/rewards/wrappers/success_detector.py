@@ -61,11 +61,7 @@ class SuccessDetector(Wrapper):
         now = self.detect(step.next_obs).to(self.device)
         passed = torch.where(now, self.memory["passed"] + 1, 0)
         won = passed >= self.steps
-        early = won & ~step.ended
-        if early.any():
-            following = tt.each(step.next_obs, Tensor.clone)
-            self._notify_before_reset(early)
-            step = replace(step, obs=self.env.reset(mask=early), next_obs=following)
+        step = self.begun_anew(step, won & ~step.ended)
         self.memory = {"passed": passed.masked_fill(won | step.ended, 0)}
         return replace(
             step,

@@ -40,6 +40,7 @@ class Privilege(Teacher):
     """
 
     needs = "help"
+    in_order = True
     remembered = ("level", "recent")
 
     def __init__(self, config: Config, spec: Spec, seed: int = 0) -> None:

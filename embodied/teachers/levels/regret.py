@@ -199,6 +199,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
     The score of an outcome is its undiscounted return; a memo is (round, level, agent).
     """
 
+    in_order = True
     remembered = ("round", "made", "given", "returns", "how")
 
     def __init__(
@@ -275,6 +276,7 @@ class RegretTeacher(LevelTeacher, TorchTeacher, TwoAgentTeacher):
 
     def forget(self, who: int = STUDENT) -> None:
         self.pending = {k: v for k, v in self.pending.items() if v[1][2] != who}
+        self.unlearned = {k: v for k, v in self.unlearned.items() if v[1][2] != who}
 
     def metrics(self) -> dict[str, float]:
         return {**super().metrics(), **self.how, "rounds": float(self.round)}

@@ -190,7 +190,7 @@ class ResetStateWrapper(EpisodeWrapper):
     ) -> Tensors:
         """Interrupted episodes are not reported to the teacher."""
         if mask is None:
-            self.resets.pending.clear()
+            self.resets.forget()
         return self._place(self.env.reset(seed, task, mask), self.rows(mask))
 
     def step(self, action: Tensor) -> Step:
@@ -203,20 +203,16 @@ class ResetStateWrapper(EpisodeWrapper):
         over = step.ended | late
         if not over.any():
             return replace(step, log=log)
+        step = self.begun_anew(step, late)
         following = {key: value.clone() for key, value in step.next_obs.items()}
-        obs = step.obs
-        if late.any():
-            self._notify_before_reset(late)
-            obs = self.env.reset(mask=late)
         at = over.nonzero().flatten()
         ticket, outcome = self._outcomes(at)
         self.resets.update(ticket, outcome)
         began, paths = self.memory["began"][at].cpu(), self.resets.paths
         along = torch.where(began == DEFAULT_RESET, 0, paths.time[began]) / paths.lengths.max()
         self._log_episodes(ticket, outcome, along[:, None].double())
-        obs = self._place(obs, over)
-        truncated = step.truncated | late
-        return replace(step, obs=obs, next_obs=following, truncated=truncated, log=log)
+        obs = self._place(step.obs, over)
+        return replace(step, obs=obs, next_obs=following, truncated=step.truncated | late, log=log)
 
     def _place(self, obs: Tensors, rows: Tensor) -> Tensors:
         """Load the sampled states into the envs `rows` [B] (bool), which have just been reset."""
@@ -316,9 +312,10 @@ class ResetDistribution(EpisodeTeacher):
         placed = began != DEFAULT_RESET
         lost = placed & ~np.isfinite(scores)
         self._ignore(int(lost.sum()))
-        kept = np.flatnonzero(placed & ~lost)
-        if len(kept):
-            self.learn(began[kept].tolist(), scores[kept], [known[i][1] for i in kept])
+        kept = np.flatnonzero(placed & ~lost).tolist()
+        if due := self._due({int(ticket[i]): (*known[i], scores[i]) for i in kept}):
+            states, memos, learned = zip(*due, strict=True)
+            self.learn(list(states), np.array(learned), list(memos))
 
     def scores(self, began: Any, outcome: Outcome) -> Floats:
         """[n] in [0, 1]; NaN where unknown."""

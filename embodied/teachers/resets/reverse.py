@@ -44,6 +44,7 @@ class Reverse(ResetDistribution):
     finished.
     """
 
+    in_order = True
     remembered = ("point", "recent")
 
     def __init__(self, config: ReverseConfig, spec: Spec, env: VecEnv, seed: int = 0) -> None:

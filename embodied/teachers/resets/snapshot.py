@@ -15,6 +15,7 @@ from embodied.teachers.resets.reset_distribution import (
     ResetDistribution,
     Trajectories,
 )
+from embodied.teachers.tasks.gmm import cluster
 from embodied.teachers.teacher import Floats
 
 PASSES = 50
@@ -51,7 +52,7 @@ class Snapshot(ResetDistribution):
 
     def set_up(self) -> None:
         followed = self.paths.togo.double().numpy()[:, None]
-        label = k_means(followed, self.config.clusters, self.random)
+        label = cluster(followed, [self.config.clusters], self.random, PASSES)[0].argmax(0)
         self.members = [np.flatnonzero(label == each) for each in np.unique(label)]
 
     def propose(self, n: int) -> list[tuple[int, Any]]:
@@ -63,28 +64,3 @@ class Snapshot(ResetDistribution):
 
     def metrics(self) -> dict[str, float]:
         return {"states": float(len(self.paths)), "clusters": float(len(self.members))}
-
-
-def k_means(points: Floats, clusters: int, random: np.random.Generator) -> Any:
-    """The cluster [M] of each of `points` [M, k]: k-means (Lloyd, 1982) with k-means++ centres
-    (Arthur and Vassilvitskii, 2007); fewer than `clusters` if points coincide."""
-    centres = points[random.integers(len(points))][None]
-    while len(centres) < clusters:
-        near = _distances(points, centres).min(1)
-        if near.sum() <= 0:
-            break
-        far = random.choice(len(points), p=near / near.sum())
-        centres = np.append(centres, points[far][None], 0)
-    label = np.full(len(points), -1)
-    for _ in range(PASSES):
-        new = _distances(points, centres).argmin(1)
-        if (new == label).all():
-            break
-        label = new
-        for each in np.unique(label):
-            centres[each] = points[label == each].mean(0)
-    return label
-
-
-def _distances(points: Floats, centres: Floats) -> Floats:
-    return np.square(points[:, None] - centres[None]).sum(2)

@@ -161,6 +161,7 @@ class Config(AlpGmmConfig):
 class MetaAcl(AlpGmm):
     """The memo of an episode: the stage (or own fit) and component that it was sampled from."""
 
+    in_order = True
     remembered = (
         *("own_fits", "history", "tests", "expert", "chosen", "stage", "finished"),
         *("scored", "recent_progress"),

@@ -37,6 +37,7 @@ class Adr(teacher.Teacher):
     inward. The memo of an episode: its bound (side, parameter) and how often the bound had moved.
     """
 
+    in_order = True
     remembered = ("bounds", "moved", "queues")
 
     def __init__(self, config: AdrConfig, spec: Spec, seed: int = 0) -> None:

@@ -35,6 +35,7 @@ class EasyToHard(teacher.Teacher):
     of resizes before it; `share` is s.
     """
 
+    in_order = True
     remembered = ("share", "size", "ended", "scored")
 
     def __init__(self, config: EasyToHardConfig, spec: Spec, seed: int = 0) -> None:

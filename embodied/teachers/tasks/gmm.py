@@ -60,7 +60,7 @@ def fit(rows: Floats, sizes: Sequence[int], random: Generator) -> list[tuple[Mix
     """
     if not sizes:
         return []
-    weight, mean, cov = _maximise(rows, _cluster(rows, sizes, random))
+    weight, mean, cov = _maximise(rows, cluster(rows, sizes, random, LLOYD))
     done: dict[int, tuple[Mixture, float]] = {}
     left, before = np.arange(len(sizes)), np.full(len(sizes), -np.inf)
     for turn in range(PASSES):
@@ -85,12 +85,13 @@ def draw(mixture: Mixture, component: int, width: int, random: Generator) -> Flo
     return mixture["mean"][component, :width] + root @ random.standard_normal(width)
 
 
-def _cluster(rows: Floats, sizes: Sequence[int], random: Generator) -> Floats:
-    """Assignments [M, K, n] (0 or 1) of the points by k-means with k-means++ initialisation."""
+def cluster(rows: Floats, sizes: Sequence[int], random: Generator, passes: int) -> Floats:
+    """Assignments [M, K, n] (0 or 1) of the points by k-means (Lloyd, 1982) with k-means++ centres
+    (Arthur and Vassilvitskii, 2007)."""
     centres = np.full((len(sizes), max(sizes), rows.shape[1]), np.inf)
     for model, size in enumerate(sizes):
         centres[model, :size] = _apart(rows, size, random)
-    for _ in range(LLOYD):
+    for _ in range(passes):
         nearest = _nearest(rows, centres)
         count = nearest.sum(2)
         moved = (nearest @ rows) / np.maximum(count, 1)[..., None]
@@ -99,8 +100,7 @@ def _cluster(rows: Floats, sizes: Sequence[int], random: Generator) -> Floats:
 
 
 def _apart(rows: Floats, size: int, random: Generator) -> Floats:
-    """Initial centres: points sampled in proportion to their squared distance to the previous ones
-    (k-means++)."""
+    """Initial centres: points sampled in proportion to their squared distance to the others."""
     chosen = [rows[random.integers(len(rows))]]
     gap = np.full(len(rows), np.inf)
     for _ in range(size - 1):

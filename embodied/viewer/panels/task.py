@@ -17,7 +17,7 @@ from viser.transforms import SO3
 from embodied.core.actor import Actor
 from embodied.core.env import HasTaskParameters
 from embodied.core.wrapper import find_protocol
-from embodied.teachers.teacher import read_episode_log
+from embodied.teachers.plots import read_episode_log
 from embodied.viewer.controls import Controls
 from embodied.viewer.scene.types import SMALL, Array, Picture, Viewpoint
 from embodied.viewer.session.disturbances import LATEST
