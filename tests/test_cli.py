@@ -36,9 +36,8 @@ from embodied.training.logger import read_metrics
 from tests.builders import exit_of, python, wait_until, write_files
 from tests.tiers import once_per_option
 
-ON_A_ROBOT = {"robot_reach_rlpd"}  # one arm, in real time: tests/docs runs its page
-IN_A_MODEL = {"fr3_insert_diwa"}  # tests/training/test_reward.py makes it one
-APART = ON_A_ROBOT | IN_A_MODEL
+# On an arm, in real time: tests/docs runs its page. In a model: tests/training/test_reward.py.
+APART = {"robot_reach_rlpd", "fr3_insert_diwa"}
 EXPERIMENTS = [name for name in options("experiment", [PACKAGED]) if name not in APART]
 
 
