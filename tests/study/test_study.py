@@ -188,10 +188,10 @@ def test_mistakes_cost_nothing(file: Path, text: str, line: str, capsys: Capture
 
 
 def test_a_study_of_this_project_is_read() -> None:
-    study = read_study(Path("benchmarks/studies/dppo_gap.yaml").read_text(), "dppo_gap")
+    study = read_study(Path("benchmarks/studies/demo.yaml").read_text(), "demo")
     assert study.in_order
     line = study.line("bc", 3, Path("w"))
-    assert line.startswith("embodied train experiment=two_gap_diffusion")
+    assert line.startswith("embodied train experiment=fr3_detour_flow")
     assert "demos=w/demos seed=3 out=w/bc-3" in line
 
 
