@@ -175,9 +175,9 @@ def test_a_study_deletes_nothing_in_which_a_training_of_another_one_runs(tmp_pat
     with locked(out):
         (out / "metrics.jsonl").touch()
         with pytest.raises(ConfigError, match=f"is being written by process {os.getpid()}"):
-            study_command("python -c pass", out)
+            study_command("python -c pass", out, "pass")
         assert (out / "metrics.jsonl").exists()
-    study_command("python -c pass", out)
+    study_command("python -c pass", out, "pass")
 
 
 def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
