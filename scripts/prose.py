@@ -43,6 +43,7 @@ PRIVATE = {
 ALLOWED = (
     r"real[- ]world",
     r"open[- ]world",
+    r"with World Models",
     r"world frame",
     r"git clone",
     r"(?:table|first|second|last|other|these|top|bottom|block of|two|four|each) rows?",
