@@ -46,8 +46,8 @@ curve" (it was evaluated once).
 
 The [rules of a fair study](studies.md#rules-of-evidence) are newer than most results; those that
 break them are [withdrawn](evidence_withdrawn.md). Seeds alone: fewer than five seeds, or seeds on
-which settings may have been chosen, so that no interval is printed. All numbers are kept. The twelve
-results to begin with: [what works](what_works.md).
+which settings may have been chosen, so that no interval is printed. All numbers are kept.
+The twelve results to begin with: [what works](what_works.md).
 
 `make evidence` writes this page from `benchmarks/studies/*.yaml` (do not edit it by hand); raw
 numbers: `benchmarks/results/studies/`.

@@ -45,7 +45,7 @@ WORKS = {
     "demo": ("DSRL: RL of the noise of a frozen flow policy", "bc", "best_sampler"),
     "demo_own_successes": ("Cloning of the policy's own successes", "bc", "best_sampler"),
     "finetuners_insert": ("Residual SAC on an imprecise policy", "best_sampler", "dppo"),
-    "sindy_pendulum": ("A policy trained in equations of 2,000 steps", "real_2000_best", "ensemble"),
+    "sindy_pendulum": ("A policy trained in equations", "real_2000_best", "ensemble"),
     "lerobot_diffusion": ("DSRL on a Diffusion policy that LeRobot trained", "base", "cloning"),
     "metaworld_offline": ("IQL, from recorded data of mixed quality", "bc", "top_5000"),
     "flow": ("Flow policies keep both modes of demonstrations", "regression", ""),
@@ -59,11 +59,11 @@ WORKS = {
     "mpts_quadrotor": ("MPTS: training for the worst tenth of drones", "uniform", ""),
     "recurrent": ("PPO with memory, where velocities are not seen", "feedforward", ""),
 }
-"""The twelve results to begin with: in words, the plain variant, the strongest other way measured."""
+"""Twelve results to begin with: in words, the plain variant, the strongest other way measured."""
 WORKS_HEAD = """# What works
 
-Twelve results that stand under the [rules of a fair study](studies.md#rules-of-evidence), drawn from
-the files of the [evidence](evidence.md). A number is the interquartile mean over seeds;
+Twelve results that stand under the [rules of a fair study](studies.md#rules-of-evidence), drawn
+from the files of the [evidence](evidence.md). A number is the interquartile mean over seeds;
 *strongest other way* is the best control of the same study, which often is worth trying first.
 
 | result | without | strongest other way | with it |
