@@ -180,7 +180,8 @@ def evaluate_run(path: str | Path, words: list[str], folders: list[str]) -> dict
 def evaluated(subject: Subject, chooses: bool = False) -> tuple[Evaluation, Policy]:
     """The result of a policy in its environment, and the policy; where the environment has held-out
     tasks, those are the episodes, unless the result `chooses` what is reported."""
-    node, episodes = subject.node, subject.node["episodes"]
+    node = subject.node
+    episodes = node["episodes"]
     with closing(subject.open_env(episodes)) as opened:
         env, episodes = (opened, episodes) if chooses else task_grid.exam(opened, episodes)
         if env is not opened and node.get("certify", {}).get("radii"):

@@ -113,8 +113,8 @@ def read_demonstrations(config: RunConfig, env: VecEnv | None) -> Episodes | Non
     if env is None:
         return instructed(episodes, config.instruction)
     tasks = set(episodes.words())
-    told = INSTRUCTION in env.spec.obs or any(leaf.is_text for leaf in env.spec.obs.values())
-    if len(tasks) > 1 and not told:
+    has_text = INSTRUCTION in env.spec.obs or any(leaf.is_text for leaf in env.spec.obs.values())
+    if len(tasks) > 1 and not has_text:
         say(f"demos have {len(tasks)} tasks, and no observation of env= tells them apart")
     return episodes
 
